@@ -36,7 +36,8 @@ class TopologyError(GossamerError, ValueError):
 class DisconnectedError(TopologyError):
     """Some peers can never receive values of others.
 
-    `components` are the connected (for directed graphs: strongly connected) components, largest first.
+    `components` are the connected (for directed graphs: strongly connected) components, largest first: of the
+    graph, or, if partial models were checked, of the first model whose subgraph is disconnected.
     """
 
     def __init__(self, message: str, components: Sequence[frozenset[int]]):
@@ -431,6 +432,7 @@ def require_models_connected(graph: nx.Graph, members: Members, rule: Rule = "pu
             "Add links between the components; gossamer.topology.bridge lists the fewest that are needed",
             next(iter(disconnected.values())),
         )
+    # With the rule `push` every peer keeps a share of its own mass, so that mass cannot circulate for ever.
     for model, subgraph in subgraphs(graph, members).items() if rule != "push" else ():
         _require_aperiodic(model, mixing_matrix(subgraph, rule))
 

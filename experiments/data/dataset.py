@@ -1,4 +1,4 @@
-"""Samples, data sets and tasks: the types that all loaders of data sets return.
+"""Samples and data sets, which all loaders return, and tasks, which permute the labels of some peers.
 
 "The paper" is number 003: Bouchra Pilet, Frey and Taïani, Simple, Efficient and Convenient Decentralized
 Multi-Task Learning for Neural Networks (2021).
@@ -27,8 +27,8 @@ class Samples:
 
     x: float32 of shape `[n, ...]`. Images keep their shape, `(channels, height, width)`, with ink or light
         at 1 and background at 0; use `flat()` for a multi-layer perceptron.
-    y: int64 in `0 .. classes - 1`; or targets of a regression, float32 of shape `[n, ...]`, which need a loss
-        function of the user.
+    y: int64 in `0 .. classes - 1`; or targets of a regression, float32 of shape `[n, ...]`, for a learner
+        with a loss function of the user. A `Dataset` accepts only classes.
     group: int64, the number of each sample's group, for `partition.by_group`.
     """
 

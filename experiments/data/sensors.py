@@ -4,10 +4,10 @@ HAPT: six activities of 30 people, recorded by a phone's accelerometer and gyros
 
 VSN: two vehicles, distinguished by 50 acoustic and 50 seismic features (Duarte and Hu 2004). "The paper" is
 Bouchra Pilet, Frey and Taïani 2021, whose section V.4 learns from it. There are three sources, of which the
-first that is found is used: MOCHA's vehicle.mat (two classes, 23 sensor nodes, as in the paper), SensIT
-"combined" in LIBSVM format (three classes, no nodes), and 300 samples of SensIT. SensIT's files do not name
-their classes: labels 1 and 2 are assumed to be the vehicles, and label 3 noise. A class is the label − 1, so
-that noise is class 2.
+first that is found is used: MOCHA's vehicle.mat (two classes, 23 sensor nodes, as in the paper; for 16 peers,
+`partition.by_group` takes the 16 nodes with the most samples), SensIT "combined" in LIBSVM format (three
+classes, no nodes), and 300 samples of SensIT. SensIT's files do not name their classes: labels 1 and 2 are
+assumed to be the vehicles, and label 3 noise. A class is the label − 1, so that noise is class 2.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def vsn(files: DataFiles) -> Dataset:
             held_out = None if test is None else read_libsvm(test)
             return Dataset("vsn", read_libsvm(train), held_out, 3, note)
     advice = (
-        "put MOCHA's vehicle.mat or LIBSVM's SensIT 'combined' there, "
+        "put MOCHA's vehicle.mat or LIBSVM's SensIT 'combined' into one of these folders, "
         "or use the data set hapt-sitstand instead"
     )
     acoustic, seismic, y = files.arrays("sensit300.npz", "acoustic", "seismic", "y", advice=advice)
     x = np.concatenate([acoustic, seismic], axis=1)
-    note = f"300 samples without node ids: too few for the paper's 16 peers (19 each); {_NOISE}"
+    note = f"300 samples without node ids: too few for the paper's 16 peers (at most 19 each); {_NOISE}"
     return Dataset("vsn", samples(x, y.astype(np.int64) - 1), None, 3, note)
 
 
@@ -65,7 +65,7 @@ def vsn_binary(files: DataFiles) -> Dataset:
 def hapt(files: DataFiles) -> Dataset:
     """Load HAPT: 100 spectral features (50 accelerometer, 50 gyroscope), six classes, grouped by person.
 
-    The scales of features differ: `standardise` them before training a sigmoid network.
+    The scales of features differ: use `dataset.standardise` before training a sigmoid network.
     """
     x, y, subject = files.arrays("hapt_fft100.npz", "x", "y", "subject")
     note = "grouped by person; features not standardised"
@@ -78,9 +78,9 @@ def hapt_sitstand(files: DataFiles) -> Dataset:
     It can replace VSN: like VSN it has two classes, 100 features, and samples in groups (here people).
     """
     all_classes = hapt(files)
-    labels = (ACTIVITIES.index("sitting"), ACTIVITIES.index("standing"))
+    classes = (ACTIVITIES.index("sitting"), ACTIVITIES.index("standing"))
     note = "sitting against standing, in place of VSN; " + all_classes.note
-    return Dataset("hapt-sitstand", keep_classes(all_classes.train, labels), None, 2, note)
+    return Dataset("hapt-sitstand", keep_classes(all_classes.train, classes), None, 2, note)
 
 
 def hapt_raw(files: DataFiles) -> Dataset:
