@@ -18,9 +18,9 @@ from .data import Dataset, Samples
 
 
 def find_function(name: str, folder: Path | None = None) -> Callable[..., nn.Module]:
-    """Return the function that makes a network; name: that of a ready network, or a user's `module:function`.
+    """Return the function that makes a network; name: a ready network, or an entry point `module:function`.
 
-    A user's module is imported from `folder` (that of the config), the current folder, or installed packages.
+    Its module is imported from the working directory, `folder` (that of the config), or installed packages.
     """
     if name in READY_NETWORKS:
         return READY_NETWORKS[name].build
@@ -86,8 +86,9 @@ def make_module(
 class NamedNetwork:
     """A network that is given by a name; makes one module per peer, and finds its parts (layers) only once.
 
-    slices: the slices of the config's partial models. If each is the whole network, it is no error if parts
-        cannot be found: all parameters are then one cell.
+    slices: the slice of each partial model as the config gives it: a share, a layout, or a mapping from parts
+        to shares. If each is the whole network (or there are none), it is no error if parts cannot be found:
+        all parameters are then one cell.
     anatomy: the network's parts, and to which of their cells each parameter belongs.
     """
 
@@ -120,19 +121,23 @@ class NamedNetwork:
 def order_dimensions(name: str, x: Tensor) -> Tensor:
     """Return inputs with their dimensions in the order that a network expects.
 
-    Samples of time series are [time, channels]; ready networks with convolutions over time swap the two.
+    Samples of time series are [time, channels]. For ready networks with convolutions over time, which expect
+    [channels, time], this function swaps the two.
     """
     ready = READY_NETWORKS.get(name)
     return x.transpose(1, 2).contiguous() if ready is not None and ready.time_last else x
 
 
 def example_input(shape: Sequence[int]) -> Tensor:
-    """Return two random samples of a shape, on which a module can be traced."""
+    """Return two random samples of a shape, on which a module can be traced if there is no data set."""
     return torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
 
 
 def _check_shape(name: str, shape: Sequence[int]) -> None:
-    """Raise if samples have another number of dimensions than a ready network expects."""
+    """Raise if samples have another number of dimensions than a ready network expects.
+
+    Every ready network expects two or three; none takes flat samples, of one dimension.
+    """
     expected = READY_NETWORKS[name].sample_shape
     if len(shape) != len(expected):
         windows, images = "windows (time × channels)", "images (channels × height × width)"

@@ -1,6 +1,9 @@
 """`gossamer slices`: prints and draws the parts of a network, and which partial model has which cells.
 
-A part is a set of interchangeable cells (neurons, channels, hidden units): usually a layer.
+A part is a set of interchangeable cells (neurons, channels, hidden units): usually a layer; the inputs are a
+part, too. In a network layout `=` joins the numbers of cells of all parts: 64=32=10 is a perceptron with 64
+inputs, 32 hidden cells and 10 outputs. In a slice layout `-` joins the numbers of cells that a partial model
+has of these parts: 64-24-10.
 """
 
 from __future__ import annotations
@@ -106,8 +109,6 @@ def _of_name(
     for model, other in _pairs(depends or (), "--depends"):
         dependencies.setdefault(model, []).append(other)
     load_torch()
-    import torch
-
     from ...models import ModelGraph, SlicedNetwork, discover, mlp
     from ..networks import example_input, find_function, make_module, order_dimensions
 
@@ -124,13 +125,12 @@ def _of_name(
         module = make_module(name, find_function(name), sample_shape, CLASSES, options)
         # Some ready networks expect channels before time steps.
         example = order_dimensions(name, example_input(sample_shape))
-    torch.manual_seed(0)
     network = SlicedNetwork(
         module,
         slices,
         graph=ModelGraph(dependencies),
         peer="peer",
-        rest="local",
+        rest="local",  # the name of the model that gets the cells that --give leaves over
         anatomy=discover(module, example),
         buffers=buffers,  # type: ignore[arg-type]
     )
@@ -187,8 +187,9 @@ def _value(text: str, name: str) -> Any:
 def part_table(slicing: Slicing) -> pd.DataFrame:
     """Return a table with a row per part: how many cells each model has, and how many values it averages.
 
-    Values are parameters and batch norm's statistics. A parameter between two parts, such as a layer's
-    weight, is counted in the part of its first axis: the layer's outputs.
+    Values are parameters and, if they are averaged, batch norm's statistics; `anatomy.parameters` has both. A
+    parameter between two parts, such as a layer's weight, is counted in the part of its first cell: that of
+    the first index on the first axis that runs over cells, usually the layer's outputs.
     """
     import numpy as np
     import pandas as pd
@@ -222,7 +223,7 @@ def connected_parts(slicing: Slicing) -> dict[tuple[int, int], bool]:
     """Return the pairs of parts that have parameters between them, the earlier part first.
 
     A part may be connected to itself. The value is True if no model averages these parameters, whatever
-    their cells (ParameterMap.never_averaged).
+    their cells: those of batch norm with `buffers = "local"`, which keeps norms private (FedBN).
     """
     import numpy as np
 
@@ -319,7 +320,7 @@ class _Picture:
         self._slicing, self._axes, self._heights = slicing, axes, heights
         self._cells = {part: models_of_drawn_cells(slicing, part) for part in heights}
         models = dict.fromkeys([*slicing.models, *slicing.averaged_models])
-        self._colours = {
+        self._colours = {  # without the last of COLOURS, a grey like that of private weights
             model: COLOURS[index % (len(COLOURS) - 1)] for index, model in enumerate(models)
         } | {"": PRIVATE_COLOUR}
 

@@ -1,8 +1,9 @@
 """Loads FEMNIST, handwritten characters by writer, in three variants: A, M and D.
 
 The variants are those of section V.2 of paper 003 (Bouchra Pilet, Frey and Taïani, 2021). LEAF's JSON files
-are used if they are found; else two files: images without writer ids, and the number of each image's style
-group, which stands in for its writer. Labels are LEAF's: 0-9 digits, 10-35 capitals, 36-61 small letters.
+are used if they are found; else two .npz files, which Gossamer does not download (their checksums are in
+SHA256SUMS): images without writer ids, and the number of each image's style group, which stands in for its
+writer. Labels are LEAF's: 0-9 digits, 10-35 capitals, 36-61 small letters.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ def femnist_m(files: DataFiles) -> Dataset:
 
 
 def femnist_d(files: DataFiles) -> Dataset:
-    """Load variant D: only digits. Without LEAF's files `mnist-writers` is better: its groups are writers."""
+    """Load variant D: only digits.
+
+    Without LEAF's files the data set `mnist-writers` (digits.py) is better: its groups are writers.
+    """
     return _variant(files, 10, lambda all_: keep_classes(all_, range(10)))
 
 
@@ -52,8 +56,8 @@ def _variant(files: DataFiles, classes: int, change: Callable[[Samples], Samples
     if leaf_files := files.glob(*_LEAF):
         return Dataset(name, change(read_leaf(leaf_files)), None, classes, "grouped by writer")
     advice = (
-        "put LEAF's all_data_*.json files into one of these folders, or set GOSSAMER_DATA to the folder "
-        "above femnist/"
+        "put LEAF's all_data_*.json files into one of the folders just named, or set GOSSAMER_DATA to the "
+        "folder that contains femnist/"
     )
     x, y = files.arrays("femnist_pool.npz", "x", "y", advice=advice)
     # pseudo-writers: groups of images of similar style
