@@ -1,9 +1,11 @@
 """Averaging in lockstep: means, and products with mixing matrices, over stacked networks.
 
-The *members* of a partial model are the peers that give cells to it. A block is a range of coordinates of all
-members of a partial model, small enough to stay in cache. It is gathered from the stacks, mixed and written
-back. Blocks are independent, so threads can process them in
-any order, and the result is the same for any number of threads.
+Learner, network and peer number i belong together: they have the same index. The *members* of a partial model
+are the peers that give cells to it (elsewhere: its implementers). Networks of one architecture are rows of a
+`Stack`; a network that cannot be stacked is a `SingleNetwork`, a stack of one row. A block is a range of
+coordinates of all members of a partial model, small enough to stay in cache. It is gathered from the stacks,
+mixed and written back. Blocks are independent, so threads can process them in any order, and the result is
+the same for any number of threads.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class Mixing(Protocol):
     ) -> tuple[list[csr_array] | None, np.ndarray]:
         """Return the matrices by which the members' values are multiplied, in order, and the new weights.
 
-        None instead of matrices stands for the weighted mean. `members` are indices of learners, sorted;
+        None instead of matrices stands for the weighted mean. `members` are their indices, sorted;
         `step` counts averagings from 0; `weights` are the weights that the last call returned, and in the
         first call the learners' weights.
         """
@@ -85,7 +87,8 @@ class ExactMean:
 class Server(ExactMean):
     """One peer computes the mean of each partial model, as in a live swarm's `server` mode.
 
-    It differs from `ExactMean` only with Arena(wire=…), which changes the values sent to the server and back.
+    Here it is the same as `ExactMean`. They differ only with Arena(wire=…), where events.py simulates the
+    messages to the server and back, which change the values (rounding, compression).
     """
 
 
@@ -234,6 +237,8 @@ class Averager:
     rows: for every network its stack, and its row in the stack.
     stores: where vectors are read and written if peers with different numbers of cells share a model: each
         store pads its peer's vector to a *common width*, with room for all cells. One per network, or none.
+        All members of a model must have it at a common width, or none of them: this is not checked, and
+        members without the common width would be left out.
     """
 
     def __init__(
@@ -268,19 +273,23 @@ class Averager:
         return [plan.model for plan in self._plans if isinstance(plan, _CommonWidthModel)]
 
     def tasks(self) -> list[Tasks]:
-        """Return the tasks of one averaging: one list per exchange, to be run in this order."""
-        by_exchange: list[Tasks] = []
+        """Return the tasks of one averaging, as lists to be run one after the other.
+
+        The tasks of one list are independent. The n-th list has the n-th step of every model: an exchange,
+        or all exchanges at once if `fold` has multiplied them or the model is averaged at a common width.
+        """
+        steps: list[Tasks] = []
         for index, plan in enumerate(self._plans):
             matrices, after = self._mixing.matrices(
                 plan.model, plan.members, self._step, self._weights[index]
             )
-            for exchange, tasks in enumerate(plan.tasks(matrices, self._weights[index])):
-                if len(by_exchange) <= exchange:
-                    by_exchange.append([])
-                by_exchange[exchange] += tasks
+            for step, tasks in enumerate(plan.tasks(matrices, self._weights[index])):
+                if len(steps) <= step:
+                    steps.append([])
+                steps[step] += tasks
             self._weights[index] = after
         self._step += 1
-        return by_exchange
+        return steps
 
 
 class _CommonWidthModel:
@@ -379,7 +388,7 @@ class _StackedModel:
         There may be none: the sum of finite values can overflow.
         """
         for group in self._groups:
-            group.stack.write_back()
+            group.stack.write_back()  # the networks are on another device if the arena has a `device`
         for network in self._networks:
             network.check_finite(self.model, network.read(self.model))
 
@@ -406,6 +415,7 @@ class _StackedModel:
 class _MemberGroup:
     """Members whose networks are in one stack and have the model at the same coordinates.
 
+    coordinates: indices, or, if they are contiguous, a Python slice object (not a slice of cells).
     stack_rows, block_rows: the rows of the members in the stack and in a block.
     """
 
@@ -481,8 +491,9 @@ def _coordinates_key(coordinates: slice | np.ndarray, digests: dict[int, bytes])
 class Tile:
     """`count` runs of `length` consecutive coordinates, the first at `start`, `stride` from run to run.
 
-    The coordinates of a slice in a weight matrix are the first columns of the first rows: one tile. A slice
-    of a network has about one tile per parameter. Tiles are copied as strided views, without index lists.
+    If a partial model has the first cells of two consecutive layers, its coordinates in the weight matrix
+    between them are the first columns of the first rows: one tile. In a whole network it has about one tile
+    per parameter. Tiles are copied as strided views, without index lists.
     """
 
     start: int

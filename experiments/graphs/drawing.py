@@ -30,7 +30,7 @@ Positions = NDArray[np.float64]  # a row (x, y) for each peer
 Distances = NDArray[np.float64]  # in hops: from one peer or from all peers to each peer
 
 MOST_LABELS = 64
-"""The most peers that are labelled; on larger maps no peer is."""
+"""The most peers that are labelled; on larger maps no peer is, and directed links have no arrows."""
 MOST_GROUPS = 16
 """The most groups that have their own colour and marker; if there are more, all groups look the same."""
 
@@ -38,7 +38,8 @@ PEER_COLOUR, WEAK_COLOUR, ADDED_COLOUR = BLUE, VERMILION, GREEN
 # Shares are drawn in greys, from light to nearly black, since colours stand for groups.
 SHARE_COLOURS = colors.LinearSegmentedColormap.from_list("shares", ["#D0D0D0", "#202020"])
 MAP_SIDE_POINTS = 5.6 * 72
-"""The least side, in points, at which the unit square of the positions is drawn, with its margins."""
+"""The side, in points, that the unit square of the positions is assumed to have, with its margins, to choose
+the sizes of markers and labels. On a page of 8.2 inches, which `show` uses, `page_size` makes it larger."""
 MARGIN = 0.06
 """The margin around the positions, as a fraction of the unit square's side."""
 MIN_EXTENT = 0.2
@@ -53,7 +54,10 @@ COLOUR_BAR_WIDTH, TITLE_HEIGHT, LEGEND_ROW_HEIGHT = 1.05, 0.8, 0.22
 class Map:
     """Everything that a picture of a graph shows; a peer's number is its row in `positions`.
 
-    shares: for each link, the share of its sender's mass that it carries in one exchange.
+    links: pairs (sender, receiver); of an undirected graph, one pair per link, in either order. `bridges` and
+        `added` must have the same order of each pair as `links`: a reversed pair is not found in `links`.
+    shares: for each link, the share of its sender's mass that it carries in one exchange; of an undirected
+        link, the mean of both directions.
     bridges, cut_peers: links and peers whose loss splits the graph.
     added: links that were added to connect a partial model's peers (`bridge` in topology).
     """
@@ -158,7 +162,7 @@ def _draw_links(axes: Axes, graph_map: Map) -> None:
 
 
 def _unmarked_links(graph_map: Map, between: Set[tuple[int, int]] = frozenset()) -> list[int]:
-    """Indices of the links that are drawn in the grey of their share."""
+    """Indices of the links that are neither bridges, added nor `between` groups: drawn in grey, by share."""
     marked = {*graph_map.bridges, *graph_map.added, *between}
     return [i for i, link in enumerate(graph_map.links) if link not in marked]
 
@@ -269,7 +273,10 @@ def _in_points(graph_map: Map) -> Positions:
 
 
 def _overlap(box: tuple[float, ...], occupied: Sequence[tuple[float, ...]]) -> float:
-    """The area of a box that other boxes cover, plus a penalty if it extends beyond the map."""
+    """The area of a box that other boxes cover, and a penalty if it extends to the left or right of the map.
+
+    Labels may extend above and below the map.
+    """
     left, low, right, high = box
     covered = sum(
         max(0.0, min(right, other_right) - max(left, other_left))
@@ -360,9 +367,10 @@ def positions(graph: nx.Graph) -> Positions:
     from_graph = [graph.nodes[node].get("pos") for node in nodes]
     if all(position is not None and len(position) == 2 for position in from_graph):
         return spread(_fit_unit_square(np.array(from_graph, dtype=float), keep_aspect=True))
+    # A copy of the graph without directions and link weights, which do not matter for distances in hops.
     undirected = nx.Graph(graph.subgraph(nodes))
     for *_, data in undirected.edges(data=True):
-        data.clear()  # link weights do not matter
+        data.clear()
     links = csr_array(nx.to_scipy_sparse_array(undirected, nodelist=nodes, dtype=float))
     points = spread(_fit_unit_square(_pivot_layout(links)))
     if 2 < len(nodes) <= STRESS_LAYOUT_PEERS:
@@ -395,7 +403,7 @@ def spread(points: Positions, rounds: int = 200) -> Positions:
 
 
 def target_distance(count: int) -> float:
-    """The distance that any two of `count` peers are kept apart; at it, all fit into the unit square."""
+    """The least distance between two of `count` peers that `spread` aims at; all fit into the unit square."""
     return 0.55 / np.sqrt(count)
 
 

@@ -10,7 +10,8 @@ Papers are named by their numbers in this project:
 004  Wu et al., FedNP: Towards Non-IID Federated Learning via Federated Neural Propagation: FedNP
 
 To add a study, write a function `make(entry, quick, seeds)` that returns a `Study`, in a file of this folder,
-and add an entry to `_PAPERS` (reproductions, `gossamer paper`) or `_STUDIES` (our own, `gossamer study`).
+and add an entry to `_PAPERS` (`gossamer paper`: reproductions, and studies of our own about the methods of
+these papers) or `_STUDIES` (`gossamer study`: about what none of the papers has, such as security).
 Importing this module imports neither torch nor the studies.
 """
 
@@ -35,9 +36,10 @@ class StudyEntry:
 
     origin: where it is from: number, section and figure of a paper; for our own, what it is about.
     make: module:function of this package, called as `make(entry, quick, seeds)`; returns a `Study`.
-    runs, quick_runs: how many seeds each setting is run with: `runs` at the paper's full size, `quick_runs`
-        with --quick.
-    options: the command's options that this study supports.
+    runs, quick_runs: how many seeds each setting is run with: `runs` at the paper's full size, where one run
+        may take long, `quick_runs` with --quick. The default of `runs` is for studies without seeds.
+    options: the command's options that this study supports: quick, runs (seeds), jobs (worker processes) and
+        only (the lines of the figure to compute).
     """
 
     name: str
@@ -69,6 +71,7 @@ _PAPERS = (
                "Global, semi-local and local models together", 20),
     StudyEntry("associative", "003, V.5, figure 27", "partial_models:associative",
                "Associative network: accuracy by averaged hidden cells", 100),
+    # with 10 mini-batches of training per peer
     StudyEntry("associative-starts", "003, V.5, 10 mini-batches", "partial_models:associative_starts",
                "Associative network: which starting weights show the paper's curve", 20),
     StudyEntry("pfnm-table", "our own reference table", "matching:pfnm_table",
@@ -83,6 +86,7 @@ _PAPERS = (
                "MAGI: accuracy on MNIST", 5),
     StudyEntry("magi-figure2", "002, figure 2", "matching:magi_figure2",
                "MAGI: size of the fused network by λ, the weight of its KL penalty", 5),
+    # aligned: the newcomers' cells are first permuted to match those of the swarm
     StudyEntry("newcomers", "our own, live peers", "live:newcomers",
                "separately trained peers join a swarm, aligned or not", options=NO_OPTIONS),
     StudyEntry("widths", "our own, live peers", "live:widths",
@@ -92,6 +96,7 @@ _PAPERS = (
                options=ALL_OPTIONS - {"quick"}),
     StudyEntry("multitask", "001, federated multi-task learning", "multitask:multitask",
                "MOCHA against separate and pooled linear models", 5, options=ALL_OPTIONS - {"quick"}),
+    # "other networks": the partial models of 003, with convolutional and recurrent networks
     StudyEntry("networks-cifar", "003, other networks", "networks:cifar",
                "Partial sharing of a small CNN, CIFAR-10", 3),
     StudyEntry("networks-hapt", "003, other networks", "networks:hapt",
