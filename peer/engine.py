@@ -3,7 +3,8 @@
 Its only IO is the checkpoint. The event loop passes received packets in and gets the packets to send back.
 Before a message is sent, the state that it reveals is saved in the checkpoint (if the peer has one), so that
 a process that is killed and restarted never contradicts what other peers have received. The event loop reads
-only `view`, an immutable summary that every call replaces; all other calls run on the worker thread.
+only `view`, an immutable summary that every call replaces, and attributes that do not change while a session
+runs; all other calls run on the worker thread.
 """
 
 from __future__ import annotations
