@@ -230,17 +230,31 @@ class Candidate:
 
     level
         The order in which parts are preferred: norms are below 0, the outputs 0, parts below them 1, 2, …
+    cells
+        Which cells of the part change, in words: "all cells", "cells 8, 9".
+    groups
+        The number of groups that average them; 0 if each peer keeps its own.
+    coordinates
+        The coordinates that it averages among other peers than the present assignment does.
     """
 
     part: str
     level: int
-    change: str
+    cells: str
+    groups: int
     assignment: Assignment
     coordinates: np.ndarray
-    """The coordinates that it averages among other peers than the present assignment does."""
 
     def __str__(self) -> str:
-        return f"{self.part}: {self.change}"
+        change = f"averaged in {self.groups} groups" if self.groups else "each peer's own"
+        return f"{self.cells} of {self._part_in_words()}: {change}"
+
+    def _part_in_words(self) -> str:
+        if self.level < 0:
+            return self.part.replace("-", " ")
+        if self.level == 0:
+            return f"the outputs ({self.part})"
+        return "the inputs" if self.part == "input" else f"part {self.part}"
 
 
 def propose(
@@ -277,14 +291,13 @@ def propose(
         if 0 < len(differing) < len(shared):
             chosen.append((_listed(differing), differing))
         for what, cells in chosen:
-            changes = [(f"{what} own", assignment.change(part, cells, OWN))]
-            for labels in dict.fromkeys(groupings):
-                changed = assignment.change(part, cells, labels)
-                changes.append((f"{what} in {max(labels) + 1} groups", changed))
-            candidates += [
-                Candidate(part, level, text, changed, assignment.differs(changed))
-                for text, changed in changes
-            ]
+            schemes: list[int | Labels] = [OWN, *dict.fromkeys(groupings)]
+            for scheme in schemes:
+                changed = assignment.change(part, cells, scheme)
+                groups = 0 if isinstance(scheme, int) else max(scheme) + 1
+                candidates.append(
+                    Candidate(part, level, what, groups, changed, assignment.differs(changed))
+                )
     return candidates
 
 

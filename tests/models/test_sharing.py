@@ -146,9 +146,9 @@ def test_candidates_follow_groups_that_sketches_show() -> None:
     ratios[-1] = 5.0
     candidates = propose(assignment, sketches, ratios, AutoOptions())
     texts = [str(one) for one in candidates if one.level == 0]
-    assert "2: all cells own" in texts
-    assert "2: cell 2 in 2 groups" in texts
-    two = next(one for one in candidates if str(one) == "2: all cells in 2 groups")
+    assert "all cells of the outputs (2): each peer's own" in texts
+    assert "cell 2 of the outputs (2): averaged in 2 groups" in texts
+    two = next(one for one in candidates if one.level == 0 and one.groups == 2)
     assert two.assignment.schemes[-1] == (0, 1, 0, 1, 0, 1)
 
 
@@ -159,7 +159,7 @@ def test_sketches_without_a_direction_give_no_groups() -> None:
     candidates = propose(
         assignment, sketches, np.zeros(assignment.anatomy.first_cells[-1]), AutoOptions()
     )
-    assert all(one.change == "all cells own" for one in candidates)
+    assert all(one.groups == 0 for one in candidates)
 
 
 def test_bad_changes_are_refused() -> None:
@@ -173,11 +173,11 @@ def test_bad_changes_are_refused() -> None:
 # --- decisions ----------------------------------------------------------------------------------
 
 
-def candidate(level: int, change: str = "own", values: int = 0) -> Candidate:
+def candidate(level: int, values: int = 0) -> Candidate:
     """A candidate whose assignment matters only by the cells of the inputs that it makes own."""
     assignment = Assignment.shared(perceptrons()[0].slicing.anatomy, PEERS)
     assignment = assignment.change("input", list(range(values)), OWN)
-    return Candidate(f"part {level}", level, change, assignment, NONE)
+    return Candidate(f"part {level}", level, "all cells", 0, assignment, NONE)
 
 
 def measured(*gains: float, noise: float = 0.01) -> tuple[np.ndarray, np.ndarray]:
@@ -227,7 +227,7 @@ def test_a_second_step_must_last_or_be_beyond_doubt() -> None:
 
 
 def test_of_equal_gains_the_one_that_shares_most_is_taken() -> None:
-    wide, narrow = candidate(0, "all cells own", 5), candidate(0, "cell 1 own", 1)
+    wide, narrow = candidate(0, 5), candidate(0, 1)
     noise = 0.01 * np.array([-1, 1, -1, 1, -1, 1])
     losses = np.ones(6)
     equal = Decider(AutoOptions()).decide(
