@@ -132,12 +132,19 @@ def is_retained_topic(topic: str) -> bool:
     Transports never drop these. All other messages may be dropped when a queue is full: the ledger repeats
     transfers, and metrics are telemetry.
     """
-    return topic.endswith(("/card", "/status", "/death", "/owner/revocations"))
+    return topic.endswith(("/card", "/status", "/death", "/owner/revocations")) and not is_gossip(
+        topic
+    )
 
 
+@lru_cache(maxsize=_CACHE_SIZE)
 def is_gossip(topic: str) -> bool:
-    """Return whether a topic is an inbox, to which gossip messages are sent."""
-    return "/inbox/" in topic
+    """Return whether a topic is an inbox, to which gossip messages are sent.
+
+    The level is looked for at its place: a swarm, a peer or a model may itself be called `inbox`.
+    """
+    levels = topic.split("/", 7)
+    return len(levels) == 7 and levels[5] == "inbox"
 
 
 @lru_cache(maxsize=_CACHE_SIZE)

@@ -247,7 +247,6 @@ def map_of(record: dict[str, Any]) -> Map:
     links = [(u, v) for u, v in record["links"]]
     step = -(-len(links) // MOST_DRAWN_LINKS)
     measured = record["facts"]
-    bridges = {tuple(link) for link in measured["cut_edges"]}
     return Map(
         positions=np.array(record["places"]),
         links=links[::step],
@@ -255,10 +254,18 @@ def map_of(record: dict[str, Any]) -> Map:
         directed=record["directed"],
         labels=record["labels"],
         groups=record["groups"],
-        bridges=frozenset(link for link in links if link in bridges or link[::-1] in bridges),
+        bridges=_as_drawn(links, measured["cut_edges"]),
         cut_peers=frozenset(measured["bridge_peers"]),
-        added=frozenset((u, v) for u, v in record["added"]),
+        added=_as_drawn(links, record["added"]),
     )
+
+
+def _as_drawn(
+    links: Sequence[tuple[int, int]], some: Sequence[Sequence[int]]
+) -> frozenset[tuple[int, int]]:
+    """Return those of `links` that `some` lists, in either direction."""
+    listed = {tuple(link) for link in some}
+    return frozenset(link for link in links if link in listed or link[::-1] in listed)
 
 
 def _draw_degrees(axes: Any, record: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
     "data": {"samples": 20},
     "models": [{"name": "all", "layout": "64-32-10"}],
 }
-TOPIC = "x/inbox/v"
+TOPIC = "gossamer/v1/x/peer/y/inbox/v"
 
 
 def room(address: BrokerAddress) -> int:

@@ -18,7 +18,7 @@ from matplotlib.text import Text
 
 from gossamer.experiments.graphs import load_graph
 from gossamer.experiments.graphs.drawing import group_styles, marker_diameter, positions
-from gossamer.experiments.graphs.show import examine, figure_of, redraw, show
+from gossamer.experiments.graphs.show import examine, figure_of, map_of, redraw, show
 from gossamer.experiments.study.figures import COLOURS, VERMILION
 from gossamer.topology import build
 
@@ -121,6 +121,13 @@ def test_weak_spots_are_the_ones_known() -> None:
     rings = scattered(figure.axes[0])[-1]
     assert to_hex(rings.get_edgecolor()[0]).upper() == VERMILION
     assert np.allclose(rings.get_offsets(), [record["places"][0]])  # peer 0, nobody else
+
+
+def test_added_links_are_marked_in_whichever_direction_they_were_recorded() -> None:
+    record = examine(load_graph("ring", 6)).record
+    u, v = record["links"][0]
+    for added in ([u, v], [v, u]):
+        assert map_of(record | {"added": [added]}).added == {(u, v)}
 
 
 def test_groups_have_safe_styles_of_their_own() -> None:

@@ -94,3 +94,13 @@ def test_no_inbox_is_longer_than_the_longest():
     assert len(topics.inbox("garden", name, name)) == len(topics.longest("garden"))
     with pytest.raises(topics.TopicError, match="limit 64"):
         topics.inbox("garden", name + "n", "global")
+
+
+@pytest.mark.parametrize("swarm", ["inbox", "peer", "status"])
+@pytest.mark.parametrize("name", ["inbox", "card", "status", "death"])
+def test_names_that_are_also_levels_are_not_taken_for_them(swarm, name):
+    for topic in (topics.card(swarm, name), topics.status(swarm, name), topics.death(swarm, name)):
+        assert topics.is_retained_topic(topic)
+        assert not topics.is_gossip(topic)
+    assert topics.is_gossip(topics.inbox(swarm, name, name))
+    assert not topics.is_retained_topic(topics.inbox(swarm, name, name))
