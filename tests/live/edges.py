@@ -193,7 +193,7 @@ class Scenario:
     def _death(self, names: list[str]) -> list[str]:
         """One dies for good: the others end without it, and leave nothing open."""
         victim = self.devices[self.rng.choice(names)]
-        self.wait(lambda: "counts:" in victim.log, f"{victim.name} takes part")
+        self.wait(lambda: "members count" in victim.log, f"{victim.name} takes part")
         let_run(self.rng.uniform(0.0, 5.0))
         victim.kill()
         self.note(f"{victim.name} died for good")
@@ -203,7 +203,7 @@ class Scenario:
     def _replace(self, names: list[str]) -> list[str]:
         """One is only cut off (frozen) while another device takes its name; then it comes back."""
         old = self.devices[self.rng.choice(names)]
-        self.wait(lambda: "counts:" in old.log, f"{old.name} takes part")
+        self.wait(lambda: "members count" in old.log, f"{old.name} takes part")
         let_run(self.rng.uniform(0.0, 4.0))
         old.signal(signal.SIGSTOP)
         self.retired.append(old)
