@@ -19,7 +19,11 @@ from gossamer.gossip.transport.mqtt import (
 from gossamer.peer import Broker, BrokerSettings, free_port
 
 BROKER = "mqtt://broker"
-INBOX, CARD, ECHO = "x/inbox/v", "x/peer/a/card", "x/inbox/@echo"
+INBOX, CARD, ECHO = (
+    "gossamer/v1/x/peer/y/inbox/v",
+    "x/peer/a/card",
+    "gossamer/v1/x/peer/y/inbox/@echo",
+)
 LIMIT = 20_000
 
 
@@ -227,7 +231,7 @@ def test_lost_connections_after_a_delivered_probe_do_not_halve_the_limit(run):
             Strict(1 << 20) as broker,
             MqttTransport(broker.url, "a", options=QUICK, echo=ECHO) as a,
         ):
-            await a.subscribe("x/inbox/+")
+            await a.subscribe("gossamer/v1/x/peer/y/inbox/+")
             most = a.max_payload(INBOX)
             for number in range(2 * FAILURES_TO_HALVE):
                 await until(lambda count=number: a.counters["reconnects"] == count)
@@ -252,7 +256,7 @@ def test_mosquitto_with_a_low_limit_takes_what_we_send(run, mosquitto, version):
             Broker(BrokerSettings(max_packet=LIMIT), kind="mosquitto") as broker,
             MqttTransport(broker.url, "a", options=options, echo=ECHO) as a,
         ):
-            await a.subscribe("x/inbox/+")
+            await a.subscribe("gossamer/v1/x/peer/y/inbox/+")
             pushing = asyncio.create_task(push(a))
             arrived = await anext(a.messages())
             pushing.cancel()
@@ -303,7 +307,7 @@ def test_chunks_shrink_until_they_are_not_dropped(run, mosquitto, caplog, versio
             Broker(DROPPING, kind="mosquitto") as broker,
             MqttTransport(broker.url, "a", options=QUICK.updated(version=version), echo=ECHO) as a,
         ):
-            await a.subscribe("x/inbox/+")
+            await a.subscribe("gossamer/v1/x/peer/y/inbox/+")
             pushing = asyncio.create_task(push(a))
             arrived = await anext(a.messages())
             await until(lambda: a.packet_limit.largest_delivered > LIMIT / 2)
@@ -327,7 +331,7 @@ def test_a_card_that_is_dropped_ends_in_one_error(run, mosquitto, version):
             Broker(DROPPING, kind="mosquitto") as broker,
             MqttTransport(broker.url, "a", options=QUICK.updated(version=version), echo=ECHO) as a,
         ):
-            await a.subscribe("x/inbox/+")
+            await a.subscribe("gossamer/v1/x/peer/y/inbox/+")
 
             async def introduce() -> None:
                 await a.publish(CARD, bytes(LIMIT + 1000), retain=True)
@@ -349,18 +353,18 @@ def test_a_delivered_packet_is_not_probed_again(run, mosquitto, kind):
             MqttTransport(broker.url, "a", options=QUICK, echo=ECHO) as a,
             MqttTransport(broker.url, "b", options=QUICK) as b,
         ):
-            await a.subscribe("x/inbox/+")
-            await b.subscribe("x/inbox/+")
+            await a.subscribe("gossamer/v1/x/peer/y/inbox/+")
+            await b.subscribe("gossamer/v1/x/peer/y/inbox/+")
             most = a.max_payload(INBOX)
             for _ in range(3):
                 assert await a.publish(INBOX, bytes(100_000))
             await until(lambda: a.packet_limit.largest_delivered > 100_000)
             assert await a.publish(INBOX, bytes(100_010))
-            assert await a.publish("x/inbox/end", b"")
+            assert await a.publish("gossamer/v1/x/peer/y/inbox/end", b"")
             sizes = {}
             async for topic, payload, _ in b.messages():
                 sizes.setdefault(topic, []).append(len(payload))
-                if topic == "x/inbox/end":
+                if topic == "gossamer/v1/x/peer/y/inbox/end":
                     break
             assert sizes[INBOX] == [100_000] * 3 + [100_010]
             assert sum(size > 1 for size in sizes[ECHO]) == 1
