@@ -9,6 +9,7 @@ from .associative import AssociativeNetwork as AssociativeNetwork
 from .associative import sparse_vectors as sparse_vectors
 from .discovery import discover as discover
 from .discovery import discover_or_one_cell as discover_or_one_cell
+from .discovery import norm_layers as norm_layers
 from .errors import ModelError as ModelError
 from .learner import GradientTerm as GradientTerm
 from .learner import IsCorrect as IsCorrect

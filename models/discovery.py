@@ -37,6 +37,11 @@ BY_HAND = (
 _PER_CELL = (nn.PReLU,)
 
 
+def norm_layers(module: nn.Module) -> set[str]:
+    """Return the names of a module's norm layers of every kind: batch, layer, group norm and others."""
+    return {name for name, layer in module.named_modules() if "Norm" in type(layer).__name__}
+
+
 def discover(
     module: nn.Module,
     example: Tensor | tuple[Tensor, ...] | None = None,

@@ -34,7 +34,7 @@ Labels = tuple[int, ...]
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """Constants of the procedure; the defaults were chosen on seeds that no reported result uses."""
+    """Constants of the procedure. The defaults are still being chosen, on seeds below those of the study."""
 
     first: int = 5
     """The round of the first decision. Raise it if networks learn little in the first rounds."""
@@ -82,8 +82,8 @@ class Assignment:
     """For every cell of a network, the peers that average it together.
 
         assignment = Assignment.shared(anatomy, ["anna", "ben", "carl"])
-        assignment = assignment.change("output", [8, 9], OWN)
-        network.reslice(*assignment.slices("anna"))
+        assignment = assignment.change(anatomy.names[-1], [8, 9], OWN)
+        network.reslice(*assignment.slices("anna"), anatomy=anatomy)
 
     peers
         The names of all peers of the swarm.

@@ -1,4 +1,4 @@
-"""Let a simulated swarm decide by itself which cells to share: `sharing = "auto"`.
+"""Let a simulated swarm decide by itself which cells to share.
 
 `AutoSharing` measures what the procedure of `models/sharing.py` needs. Each peer holds out some of its
 training samples. After each averaging it compares its values with those before: what training has moved, and
@@ -28,6 +28,7 @@ from ...models import (
     SgdLearner,
     UpdateRule,
     levels,
+    norm_layers,
     propose,
     seeded_rng,
 )
@@ -71,9 +72,9 @@ class AutoSharing:
         anatomies = {network.slicing.anatomy.digest for network in networks}
         if len(anatomies) > 1:
             raise ModelError(
-                f"sharing = 'auto' needs one architecture for all peers; there are {len(anatomies)}"
+                f"AutoSharing needs one architecture for all peers; there are {len(anatomies)}"
             )
-        anatomy = networks[0].slicing.anatomy.with_norm_parts(_norm_names(networks[0].module))
+        anatomy = networks[0].slicing.anatomy.with_norm_parts(norm_layers(networks[0].module))
         self.assignment = Assignment.shared(anatomy, [network.peer for network in networks])
         self._apply(self.assignment)
         self._samples = [learner.samples for learner in self._learners]
@@ -104,8 +105,8 @@ class AutoSharing:
                 _replace_samples(learner, own)
 
     def before_averaging(self) -> None:
-        """Keep the values that training has led to."""
-        if not self.reason:
+        """Keep the values that training has led to, while the swarm decides."""
+        if self.deciding:
             self._before = self._values()
 
     def after_averaging(self, training: Sequence[Metrics]) -> bool:
@@ -113,10 +114,11 @@ class AutoSharing:
         if self.reason:
             return False
         self._round += 1
-        round_number, after = self._round, self._values()
-        self._movement.add(self._before - after, self._cell_of)
+        round_number = self._round
         if not self.deciding:
             return self._look_again(round_number, training)
+        after = self._values()
+        self._movement.add(self._before - after, self._cell_of)
         self._train_heads()
         if round_number <= self._since or not self._has_learned(round_number, training):
             return False
@@ -196,6 +198,7 @@ class AutoSharing:
             held_out, trained = order[:count], order[count:]
             self._held_out.append((inputs[held_out], labels[held_out]))
             _replace_samples(learner, (inputs[trained], labels[trained]))
+        self._movement.forget()
         self._new_heads()
         self._begin_window(since)
 
@@ -291,7 +294,7 @@ class AutoSharing:
 def _suitable(learner: object) -> SgdLearner:
     if type(learner) is not SgdLearner:
         raise ModelError(
-            f"sharing = 'auto' needs learners with a loss per sample (SgdLearner), not "
+            f"AutoSharing needs learners with a loss per sample (SgdLearner), not "
             f"{type(learner).__name__}"
         )
     return learner
@@ -300,10 +303,6 @@ def _suitable(learner: object) -> SgdLearner:
 def _replace_samples(learner: SgdLearner, samples: tuple[Tensor, Tensor]) -> None:
     learner.samples = samples
     learner.order = learner.order[:0]
-
-
-def _norm_names(module: nn.Module) -> set[str]:
-    return {name for name, one in module.named_modules() if "Norm" in type(one).__name__}
 
 
 @dataclass
@@ -407,7 +406,13 @@ class _Head:
         name, layer = leaves[-1] if leaves else ("", learner.network.module)
         if not isinstance(layer, nn.Linear) or rule is None:
             return None
-        return cls(learner, name, layer, rule)
+        head, inputs = cls(learner, name, layer, rule), learner.samples[0][:2]
+        with torch.no_grad():
+            outputs = learner.network.module.eval()(inputs)
+            computed = F.linear(head._features(inputs), *head._values.values())
+        # The last layer by name need not be the one that computes the outputs.
+        same = computed.shape == outputs.shape and torch.allclose(computed, outputs, atol=1e-5)
+        return head if same else None
 
     def train(self) -> None:
         """Train on some of the peer's samples, in batches as the learner does."""

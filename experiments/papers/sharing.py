@@ -28,6 +28,7 @@ from ...models import (
     SlicedNetwork,
     Start,
     discover,
+    norm_layers,
     seeded_rng,
 )
 from ..arena import Arena, AutoSharing
@@ -323,8 +324,7 @@ def fixed(
     scheme: str, benchmark: Benchmark, networks: Sequence[SlicedNetwork], groups: Labels | None
 ) -> Assignment:
     """Return the assignment of a scheme that does not change while the swarm trains."""
-    norms = {str(i) for i, one in enumerate(networks[0].module) if isinstance(one, nn.BatchNorm1d)}  # type: ignore[arg-type]
-    anatomy = networks[0].slicing.anatomy.with_norm_parts(norms)
+    anatomy = networks[0].slicing.anatomy.with_norm_parts(norm_layers(networks[0].module))
     assignment = Assignment.shared(anatomy, [network.peer for network in networks])
     hidden = [part for part in anatomy.parts if part.name not in ("input", *NORM_PARTS)]
     outputs = hidden.pop()

@@ -95,7 +95,9 @@ def test_own_cells_keep_their_values_and_shared_ones_agree() -> None:
 
 
 def normed() -> list[SlicedNetwork]:
-    module = lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))  # noqa: E731
+    def module() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+
     networks = [
         SlicedNetwork(module(), {"all": 1.0}, peer=peer, rest=None, example=torch.zeros(2, 4))
         for peer in PEERS
