@@ -43,16 +43,6 @@ from .networks import resnet as resnet
 from .networks import small_cnn as small_cnn
 from .networks import unet as unet
 from .networks import vit as vit
-from .sharing import GLOBAL as GLOBAL
-from .sharing import NORM_PARTS as NORM_PARTS
-from .sharing import OWN as OWN
-from .sharing import Assignment as Assignment
-from .sharing import AutoOptions as AutoOptions
-from .sharing import Candidate as Candidate
-from .sharing import Decider as Decider
-from .sharing import Decision as Decision
-from .sharing import levels as levels
-from .sharing import propose as propose
 from .slicing import Layout as Layout
 from .slicing import ModelGraph as ModelGraph
 from .slicing import SliceSpec as SliceSpec

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ...models import Learner, Metrics, ModelError, PeerCountAware
+from ...models import Learner, Metrics, ModelError, PeerCountAware, implementers
 from ...models.stack import (
     Group,
     GroupSpec,
@@ -26,7 +26,7 @@ from ...models.stack import (
     memory_needs,
 )
 from ...peer import MatchedStore
-from .lockstep import Averager, ExactMean, Mixing
+from .lockstep import Averager, ExactMean, Gossip, Mixing
 
 if TYPE_CHECKING:  # heavy imports (gossipers, compressors, scipy), needed only with `wire=`
     from .events import Lockstep, Wire, WiredAverager
@@ -95,7 +95,8 @@ class Arena:
         `device`.
     sharing
         `AutoSharing()` lets the swarm decide by itself which cells it shares, and with whom; the learners'
-        slices are replaced. Not supported with `wire`, `stores` or `device`.
+        slices are replaced. Where a group of peers is not connected on the graph of `Gossip(…)`, the fewest
+        further links are added. Not supported with `wire`, `stores` or `device`.
     wire
         Simulate transmission: rounding, compression, skipped pushes, as in `Wire(compress="int8")`. Peers
         then run the same gossip code as live peers instead of one matrix product, and
@@ -140,7 +141,7 @@ class Arena:
         if sharing is not None:
             if wire is not None or stores or device is not None:
                 raise ModelError("`sharing` cannot be combined with `wire`, `stores` or `device`")
-            sharing.start(self._learners)
+            sharing.start(self._learners, mixing or ExactMean())
         count = len(self._learners)
         for learner in self._learners:
             if isinstance(learner, PeerCountAware):  # in an arena, every peer sees all the others
@@ -175,14 +176,16 @@ class Arena:
         self._workers: Workers | None = None
 
     def renew(self) -> None:
-        """Take over samples that learners have been given since the arena was built."""
-        self._form_groups()
+        """Take over samples and slices that learners have been given since the arena was built."""
+        if self.sharing is not None and isinstance(self._mixing, Gossip):
+            models = implementers([learner.network for learner in self._learners])
+            self._mixing = self._mixing.bridged(models)
+        self._form_groups(group_learners(self._learners), self._averager.step)
 
-    def _form_groups(self, specs: Sequence[GroupSpec] | None = None) -> None:
-        """Stack the learners as they are now: their samples and slices may have changed."""
+    def _form_groups(self, specs: Sequence[GroupSpec], step: int = 0) -> None:
+        """Stack the learners. step: how many averagings there have been."""
         self._groups: list[Group] = [
-            form_group(spec, self._learners, self._device)
-            for spec in specs or group_learners(self._learners)
+            form_group(spec, self._learners, self._device) for spec in specs
         ]
         self._group_and_row = {
             index: (group, row) for group in self._groups for row, index in enumerate(group.indices)
@@ -194,6 +197,7 @@ class Arena:
             self._mixing,
             self._weights,
             self._stores,
+            step=step,
         )
 
     def __repr__(self) -> str:
@@ -226,10 +230,10 @@ class Arena:
         for index in range(1, rounds + 1):
             training = self.train()
             if self.sharing is not None:
-                self.sharing.before_averaging()
+                self.sharing.before_averaging(training)
             self.average()
-            if self.sharing is not None and self.sharing.after_averaging(training):
-                self._form_groups()
+            if self.sharing is not None and self.sharing.after_averaging():
+                self.renew()
             tested = index % self._test_every == 0 or index == rounds
             tests = self.test() if tested else ()
             for group in self._groups:

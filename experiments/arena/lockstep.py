@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -170,6 +170,20 @@ class Gossip:
         members = {name: list(peers_of_model) for name, peers_of_model in models.items()}
         require_models_connected(self.graph, members, self._rule)
 
+    def bridged(self, models: Mapping[str, Sequence[int]]) -> Gossip:
+        """Return gossip on the graph with the fewest further links that connect the members of every model.
+
+        A schedule of graphs stays as it is.
+        """
+        from ...topology import Schedule, bridge, bridged
+
+        if isinstance(self.graph, Schedule):
+            return self
+        added = bridge(self.graph, {name: list(members) for name, members in models.items()})
+        if not added.edges:
+            return self
+        return replace(self, graph=bridged(self.graph, added))
+
     def matrices(
         self, model: str, members: Sequence[int], step: int, weights: np.ndarray
     ) -> tuple[list[csr_array] | None, np.ndarray]:
@@ -239,6 +253,7 @@ class Averager:
         store pads its peer's vector to a *common width*, with room for all cells. One per network, or none.
         All members of a model must have it at a common width, or none of them: this is not checked, and
         members without the common width would be left out.
+    step: how many averagings there have been.
     """
 
     def __init__(
@@ -248,8 +263,10 @@ class Averager:
         mixing: Mixing,
         weights: Sequence[float] | None,
         stores: Sequence[MatchedStore] = (),
+        *,
+        step: int = 0,
     ):
-        self._mixing, self._step = mixing, 0
+        self._mixing, self.step = mixing, step
         initial_weights = np.array(check_weights(networks, weights), dtype=np.float64)
         shared = {m: peers for m, peers in implementers(networks).items() if len(peers) > 1}
         mixing.check(shared, len(networks), weights is not None)
@@ -281,14 +298,14 @@ class Averager:
         steps: list[Tasks] = []
         for index, plan in enumerate(self._plans):
             matrices, after = self._mixing.matrices(
-                plan.model, plan.members, self._step, self._weights[index]
+                plan.model, plan.members, self.step, self._weights[index]
             )
             for step, tasks in enumerate(plan.tasks(matrices, self._weights[index])):
                 if len(steps) <= step:
                     steps.append([])
                 steps[step] += tasks
             self._weights[index] = after
-        self._step += 1
+        self.step += 1
         return steps
 
 

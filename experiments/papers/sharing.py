@@ -19,10 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...models import (
-    NORM_PARTS,
-    OWN,
-    Assignment,
-    AutoOptions,
     Part,
     SgdLearner,
     SlicedNetwork,
@@ -31,6 +27,7 @@ from ...models import (
     norm_layers,
     seeded_rng,
 )
+from ...models.sharing import NORM_PARTS, OWN, Assignment, AutoOptions
 from ..arena import Arena, AutoSharing
 from ..data import Samples, Task, load_once, partition
 from ..results import Record

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
 
-from gossamer.experiments.arena import Arena, AutoSharing
+from gossamer.experiments.arena import Arena, AutoSharing, ExactMean, Gossip, Mixing
 from gossamer.experiments.data import load
 from gossamer.models import (
     ModelError,
@@ -45,9 +47,11 @@ def learners(permuted: bool, peers: int = PEERS, samples: int = 120) -> list[Sgd
     return result
 
 
-def run(members: list[SgdLearner], rounds: int, **options: Any) -> tuple[AutoSharing, float]:
+def run(
+    members: list[SgdLearner], rounds: int, mixing: Mixing | None = None, **options: Any
+) -> tuple[AutoSharing, float]:
     sharing = AutoSharing(**options)
-    arena = Arena(members, sharing=sharing)
+    arena = Arena(members, sharing=sharing, mixing=mixing)
     return sharing, list(arena.run(rounds))[-1].accuracy
 
 
@@ -64,8 +68,36 @@ def test_it_changes_nothing_where_tasks_are_equal_and_gives_held_out_samples_bac
     members = learners(permuted=False)
     sharing, _ = run(members, 14)
     assert not sharing.decisions
-    assert not sharing.deciding
+    assert not sharing.plan.deciding
     assert [len(member.samples[1]) for member in members] == [120] * PEERS
+
+
+def test_it_finds_them_by_gossip_on_a_sparse_graph_too() -> None:
+    """What peers tell each other goes through their links. All links join the two tasks: groups add links."""
+    graph = nx.circulant_graph(PEERS, [1, 3])
+    sharing, accuracy = run(learners(permuted=True), 20, mixing=Gossip(graph))
+    groups = sharing.assignment.schemes[2]
+    for group in set(groups):
+        tasks = {peer % 2 for peer in range(PEERS) if groups[peer] == group}
+        assert len(tasks) == 1, groups
+    assert len(set(groups)) < PEERS - 2
+    shared = list(Arena(learners(permuted=True), mixing=Gossip(graph)).run(20))[-1].accuracy
+    assert accuracy > shared + 0.2
+
+
+def test_exchanges_are_counted_on_when_slices_change() -> None:
+    """A schedule of graphs goes on where it was: it does not begin again with each decision."""
+    asked: list[int] = []
+
+    class Counting(ExactMean):
+        def matrices(self, model: str, members: Sequence[int], step: int, weights: np.ndarray):
+            if model:
+                asked.append(step)
+            return None, weights
+
+    sharing, _ = run(learners(permuted=True), 11, mixing=Counting())
+    assert sharing.decisions
+    assert sorted(set(asked)) == list(range(11))
 
 
 def test_after_a_decision_the_networks_average_as_the_assignment_says() -> None:

@@ -1,26 +1,27 @@
-"""Assignments average what their slices say, and the decider takes the smallest step that explains a gain."""
+"""Assignments average what their slices say, and the planner takes the smallest step that explains a gain."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgpack
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from gossamer.models import (
+from gossamer.models import ModelError, SlicedNetwork, average, mlp
+from gossamer.models.sharing import (
     GLOBAL,
     OWN,
     Assignment,
     AutoOptions,
     Candidate,
-    Decider,
-    ModelError,
-    SlicedNetwork,
-    average,
+    Memory,
+    Plan,
+    Planner,
+    Statistics,
     levels,
-    mlp,
     propose,
 )
 
@@ -146,7 +147,7 @@ def test_candidates_follow_groups_that_sketches_show() -> None:
     sketches = dict.fromkeys(assignment.anatomy.names, sketch)
     ratios = np.zeros(assignment.anatomy.first_cells[-1])
     ratios[-1] = 5.0
-    candidates = propose(assignment, sketches, ratios, AutoOptions())
+    candidates = propose(assignment, sketches, ratios, AutoOptions().max_groups)
     texts = [str(one) for one in candidates if one.level == 0]
     assert "all cells of the outputs (2): each peer's own" in texts
     assert "cell 2 of the outputs (2): averaged in 2 groups" in texts
@@ -159,7 +160,7 @@ def test_sketches_without_a_direction_give_no_groups() -> None:
     assignment = Assignment.shared(networks[0].slicing.anatomy, PEERS)
     sketches = {part: np.zeros((6, 32)) for part in assignment.anatomy.names}
     candidates = propose(
-        assignment, sketches, np.zeros(assignment.anatomy.first_cells[-1]), AutoOptions()
+        assignment, sketches, np.zeros(assignment.anatomy.first_cells[-1]), AutoOptions().max_groups
     )
     assert all(one.groups == 0 for one in candidates)
 
@@ -179,7 +180,8 @@ def candidate(level: int, values: int = 0) -> Candidate:
     """A candidate whose assignment matters only by the cells of the inputs that it makes own."""
     assignment = Assignment.shared(perceptrons()[0].slicing.anatomy, PEERS)
     assignment = assignment.change("input", list(range(values)), OWN)
-    return Candidate(f"part {level}", level, "all cells", 0, assignment, NONE)
+    part = {-1: "input", 0: "4", 1: "2", 2: "0"}[level]
+    return Candidate(part, level, (0,), OWN, assignment, NONE)
 
 
 def measured(*gains: float, noise: float = 0.01) -> tuple[np.ndarray, np.ndarray]:
@@ -188,16 +190,16 @@ def measured(*gains: float, noise: float = 0.01) -> tuple[np.ndarray, np.ndarray
     return np.ones(6), np.stack([spread - gain for gain in gains])
 
 
-def decide(decider: Decider, candidates: Sequence[Candidate], *gains: float, noise: float = 0.01):
-    return decider.decide(7, candidates, *measured(*gains, noise=noise))
+def decide(planner: Planner, candidates: Sequence[Candidate], *gains: float, noise: float = 0.01):
+    return planner.decide(7, candidates, *measured(*gains, noise=noise))
 
 
 def test_a_gain_that_noise_could_explain_is_not_taken() -> None:
-    decider = Decider(AutoOptions())
-    assert decide(decider, [candidate(0)], 0.01, noise=0.02) is None
-    assert decide(decider, [candidate(0)], 0.004, noise=1e-4) is None, "below the smallest gain"
-    assert decider.quiet
-    found = decide(Decider(AutoOptions()), [candidate(0)], 0.05)
+    planner = Planner(AutoOptions())
+    assert decide(planner, [candidate(0)], 0.01, noise=0.02) is None
+    assert decide(planner, [candidate(0)], 0.004, noise=1e-4) is None, "below the smallest gain"
+    assert planner.quiet
+    found = decide(Planner(AutoOptions()), [candidate(0)], 0.05)
     assert found is not None
     assert found.gain == pytest.approx(0.05)
     assert "held-out loss fell by 5.0%" in str(found)
@@ -205,40 +207,104 @@ def test_a_gain_that_noise_could_explain_is_not_taken() -> None:
 
 def test_the_outputs_come_first_unless_a_lower_part_gains_far_more() -> None:
     both = [candidate(0), candidate(2)]
-    first = decide(Decider(AutoOptions()), both, 0.05, 0.1)
+    first = decide(Planner(AutoOptions()), both, 0.05, 0.1)
     assert first is not None
     assert first.candidate.level == 0
-    second = decide(Decider(AutoOptions()), both, 0.02, 0.1)
+    second = decide(Planner(AutoOptions()), both, 0.02, 0.1)
     assert second is not None
     assert second.candidate.level == 2
 
 
 def test_norms_need_less_evidence() -> None:
-    assert decide(Decider(AutoOptions()), [candidate(0)], 0.02, noise=0.02) is None
-    assert decide(Decider(AutoOptions()), [candidate(-1)], 0.02, noise=0.02) is not None
+    assert decide(Planner(AutoOptions()), [candidate(0)], 0.02, noise=0.02) is None
+    assert decide(Planner(AutoOptions()), [candidate(-1)], 0.02, noise=0.02) is not None
 
 
 def test_a_second_step_must_last_or_be_beyond_doubt() -> None:
-    decider = Decider(AutoOptions())
-    assert decide(decider, [candidate(0)], 0.03) is not None
-    assert decide(decider, [candidate(1)], 0.03) is None, "seen once"
-    assert not decider.quiet
-    assert decide(decider, [candidate(1)], 0.01, noise=0.001) is None, "it fades"
-    assert decide(decider, [candidate(1)], 0.01, noise=0.001) is not None, "it lasts"
-    assert decide(decider, [candidate(2)], 0.2) is not None, "beyond doubt"
+    planner = Planner(AutoOptions())
+    assert decide(planner, [candidate(0)], 0.03) is not None
+    assert decide(planner, [candidate(1)], 0.03) is None, "seen once"
+    assert not planner.quiet
+    assert decide(planner, [candidate(1)], 0.01, noise=0.001) is None, "it fades"
+    assert decide(planner, [candidate(1)], 0.01, noise=0.001) is not None, "it lasts"
+    assert decide(planner, [candidate(2)], 0.2) is not None, "beyond doubt"
 
 
 def test_of_equal_gains_the_one_that_shares_most_is_taken() -> None:
     wide, narrow = candidate(0, 5), candidate(0, 1)
     noise = 0.01 * np.array([-1, 1, -1, 1, -1, 1])
     losses = np.ones(6)
-    equal = Decider(AutoOptions()).decide(
+    equal = Planner(AutoOptions()).decide(
         7, [wide, narrow], losses, np.stack([noise - 0.052, -noise - 0.05])
     )
     assert equal is not None
     assert equal.candidate is narrow
-    better = Decider(AutoOptions()).decide(
+    better = Planner(AutoOptions()).decide(
         7, [wide, narrow], losses, np.stack([noise - 0.1, -noise - 0.05])
     )
     assert better is not None
     assert better.candidate is wide
+
+
+# --- plans and what peers tell each other ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plan_can_be_sent(seed: int) -> None:
+    assignment = random_assignment(seed, perceptrons())
+    groups = (0, 1, 0, 1, 1, 0)
+    candidates = (
+        Candidate.of(assignment, "4", [0, 2], groups),
+        Candidate.of(assignment, "0", [1], OWN),
+    )
+    planner = Planner(AutoOptions(), Memory(steps=2, gains={"4": 0.1}, recent_losses=[1.0]))
+    plan = Plan(assignment, 3, 17, candidates, chosen=1, memory=vars(planner.memory))
+    data = msgpack.unpackb(msgpack.packb(plan.as_record()))
+    copy = Plan.from_record(assignment.anatomy, data)
+    assert copy.as_record() == plan.as_record()
+    assert np.array_equal(copy.assignment.codes, assignment.codes)
+    assert [str(one) for one in copy.candidates] == [str(one) for one in candidates]
+    assert np.array_equal(copy.candidates[0].coordinates, candidates[0].coordinates)
+    assert copy.layout.size == plan.layout.size
+    assert Memory(**copy.memory) == planner.memory
+
+
+def test_an_assignment_of_another_network_is_refused() -> None:
+    record = random_assignment(0, perceptrons()).as_record()
+    other = perceptrons("6=4=3")[0].slicing.anatomy
+    with pytest.raises(ModelError, match=r"does not describe the cells|has no part"):
+        Assignment.from_record(other, record)
+
+
+def test_means_of_rows_and_groups_are_exact_however_far_gossip_has_come() -> None:
+    """Peers whose words have reached us with any weights: rows are whole, groups weighted means."""
+    assignment = random_assignment(1, perceptrons())
+    groups = (0, 1, 0, 1, 1, 0)
+    plan = Plan(assignment, candidates=(Candidate.of(assignment, "0", [0, 1], groups),))
+    layout, generator = plan.layout, np.random.default_rng(0)
+    losses = generator.random((6, layout.losses))
+    sketches = generator.random((6, len(layout.parts), 32))
+    values = generator.random((6, assignment.anatomy.size))
+    cells = generator.random((2, layout.cells))
+    vectors = [
+        layout.pack(
+            peer, 2.0, cells[0], cells[1], losses[peer], sketches[peer],
+            {"values": values[peer], "heads": values[peer]},
+        )
+        for peer in range(6)
+    ]  # fmt: skip
+    weights = np.array([0.4, 0.1, 0.2, 0.0, 0.2, 0.1])
+    heard = weights @ np.stack(vectors)
+    statistics = Statistics(layout, heard)
+    assert statistics.training_loss == pytest.approx(2.0)
+    assert statistics.present.tolist() == [True, True, True, False, True, True]
+    np.testing.assert_allclose(
+        statistics.losses[statistics.present], losses[weights > 0], rtol=1e-5
+    )
+    for index, part in enumerate(layout.parts):
+        np.testing.assert_allclose(statistics.sketches[part][0], sketches[0, index], rtol=1e-5)
+    assert layout.groups
+    for (source, group), columns in layout.groups.items():
+        members = [peer for peer in group if weights[peer] > 0]
+        expected = np.average(values[np.ix_(members, columns)], axis=0, weights=weights[members])
+        np.testing.assert_allclose(layout.group_mean(heard, source, group), expected, rtol=1e-5)

@@ -1,0 +1,207 @@
+"""Which peers average which cells: an `Assignment`, and the slices of each peer that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..anatomy import Anatomy
+from ..errors import ModelError
+from ..slicing import ModelGraph
+
+GLOBAL = 0
+"""The scheme of cells that all peers average."""
+OWN = 1
+"""The scheme of cells that every peer keeps for itself."""
+MAX_GROUPINGS = 30
+"""The most groupings in one assignment: coordinates keep their schemes as bits of one integer."""
+
+Labels = tuple[int, ...]
+"""The group of every peer, in the order of the swarm's peers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """For every cell of a network, the peers that average it together.
+
+        assignment = Assignment.shared(anatomy, ["anna", "ben", "carl"])
+        assignment = assignment.change(anatomy.names[-1], [8, 9], OWN)
+        network.reslice(*assignment.slices("anna"), anatomy=anatomy)
+
+    peers
+        The names of all peers of the swarm.
+    schemes
+        The groups of the peers under each scheme: all in one group (GLOBAL), each alone (OWN), or a grouping
+        that was found.
+    scheme_of
+        The scheme of every cell.
+    """
+
+    anatomy: Anatomy
+    peers: tuple[str, ...]
+    schemes: tuple[Labels, ...]
+    scheme_of: np.ndarray
+
+    @classmethod
+    def shared(cls, anatomy: Anatomy, peers: Sequence[str]) -> Assignment:
+        """Return the assignment under which all peers average every cell."""
+        count = len(peers)
+        schemes = ((0,) * count, tuple(range(count)))
+        cells = np.full(anatomy.first_cells[-1], GLOBAL)
+        return cls(anatomy, tuple(peers), schemes, cells)
+
+    def change(
+        self, part: str, cells: Sequence[int] | np.ndarray, scheme: int | Labels
+    ) -> Assignment:
+        """Return an assignment that gives cells of a part to a scheme, or to a new grouping of the peers."""
+        schemes = self.schemes
+        if not isinstance(scheme, int):
+            labels = renumbered(scheme)
+            if len(labels) != len(self.peers):
+                raise ModelError(f"{len(labels)} groups were given for {len(self.peers)} peers")
+            if labels not in schemes:
+                schemes = (*schemes, labels)
+                if len(schemes) > MAX_GROUPINGS:
+                    raise ModelError(f"an assignment has at most {MAX_GROUPINGS} groupings")
+            scheme = schemes.index(labels)
+        scheme_of = self.scheme_of.copy()
+        scheme_of[self.anatomy.first_cells[self.anatomy.find(part)] + np.asarray(cells, int)] = (
+            scheme
+        )
+        return replace(self, schemes=schemes, scheme_of=scheme_of)
+
+    def cells(self, part: str, scheme: int) -> np.ndarray:
+        """Return the indices of the cells of a part that have a scheme."""
+        index = self.anatomy.find(part)
+        first, end = self.anatomy.first_cells[index : index + 2]
+        return np.flatnonzero(self.scheme_of[first:end] == scheme)
+
+    def slices(self, peer: str) -> tuple[dict[str, dict[str, list[int]]], ModelGraph]:
+        """Return a peer's slices and the dependencies of its partial models.
+
+        A grouping's models are called `group2-0`, `group2-1`, … after its scheme and the group. Groups depend
+        on `global`, the peer's own model on all others. Weights between cells of two groupings are averaged
+        by the peers that are together in both, so slice with `cross=True`.
+        """
+        index = self.peers.index(peer)
+        slices: dict[str, dict[str, list[int]]] = {}
+        for scheme in np.unique(self.scheme_of).tolist():
+            cells = {part: self.cells(part, scheme).tolist() for part in self.anatomy.names}
+            slices[self._model(scheme, index)] = {
+                name: each for name, each in cells.items() if each
+            }
+        depends = {"global": []}
+        own = self._model(OWN, index)
+        groups = [model for model in slices if model not in ("global", own)]
+        depends |= {model: ["global"] for model in groups}
+        if "global" not in slices:
+            depends = {model: [] for model in groups}
+        if own in slices:
+            depends[own] = [model for model in depends if model != own]
+        return slices, ModelGraph(depends)
+
+    def _model(self, scheme: int, peer: int) -> str:
+        if scheme == GLOBAL:
+            return "global"
+        if scheme == OWN:
+            return f"local-{self.peers[peer]}"
+        return f"group{scheme}-{self.schemes[scheme][peer]}"
+
+    @cached_property
+    def codes(self) -> np.ndarray:
+        """For every coordinate of the flat vector, the schemes of its cells, as bits."""
+        bits = 1 << self.scheme_of.astype(np.int64)
+        codes = np.zeros(self.anatomy.size, np.int64)
+        for one in self.anatomy.parameters:
+            code = np.zeros(one.shape, np.int64)
+            for number, axis in enumerate(one.axes):
+                if axis is not None:
+                    shape = [1] * len(one.shape)
+                    shape[number] = len(axis)
+                    code |= bits[axis].reshape(shape)
+            for cell in (one.cell, one.extra_cell):
+                if cell is not None:
+                    code |= bits[cell]
+            codes[self.anatomy.spans[one.name]] = code.ravel()
+        return codes
+
+    def together(self, code: int) -> Labels:
+        """Return the groups of peers that average coordinates with a code: together in all its schemes."""
+        chosen = [labels for scheme, labels in enumerate(self.schemes) if code >> scheme & 1]
+        return renumbered(zip(*chosen, strict=True))
+
+    def groups_at(self, coordinates: np.ndarray) -> Iterator[tuple[Labels, np.ndarray]]:
+        """Yield the groups of peers that average some coordinates, and which coordinates each averages.
+
+        Peers are given by their numbers. A group of one peer means that it keeps its own value.
+        """
+        codes = self.codes[coordinates]
+        for code in np.unique(codes).tolist():
+            labels, columns = np.asarray(self.together(code)), coordinates[codes == code]
+            for group in range(labels.max() + 1):
+                yield tuple(np.flatnonzero(labels == group).tolist()), columns
+
+    def average(self, rows: np.ndarray, coordinates: np.ndarray) -> np.ndarray:
+        """Return some coordinates of all peers' values, [peers, coordinates], averaged as assigned."""
+        averaged = rows.copy()
+        for group, columns in self.groups_at(coordinates):
+            block = np.array(group)[:, None], columns
+            averaged[block] = rows[block].mean(axis=0)
+        return averaged[:, coordinates]
+
+    def differs(self, other: Assignment) -> np.ndarray:
+        """Return the coordinates that the two assignments average among different peers."""
+        pairs, numbers = np.unique(self.codes << MAX_GROUPINGS | other.codes, return_inverse=True)
+        different = [
+            self.together(pair >> MAX_GROUPINGS) != other.together(pair & (1 << MAX_GROUPINGS) - 1)
+            for pair in pairs.tolist()
+        ]
+        return np.flatnonzero(np.array(different)[numbers])
+
+    @cached_property
+    def distinct_values(self) -> int:
+        """How many different values the swarm holds: fewer mean more sharing."""
+        codes, counts = np.unique(self.codes, return_counts=True)
+        pairs = zip(codes.tolist(), counts.tolist(), strict=True)
+        return sum(count * (max(self.together(code)) + 1) for code, count in pairs)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the assignment as plain data, which `from_record` reads."""
+        return {
+            "peers": list(self.peers),
+            "schemes": [list(labels) for labels in self.schemes],
+            "cells": {
+                part: {str(scheme): cells for scheme in np.unique(self.scheme_of).tolist()
+                       if (cells := self.cells(part, scheme).tolist())}
+                for part in self.anatomy.names
+            },
+        }  # fmt: skip
+
+    @classmethod
+    def from_record(cls, anatomy: Anatomy, record: dict[str, Any]) -> Assignment:
+        """Return the assignment that `as_record` described, of cells of this anatomy."""
+        try:
+            schemes = tuple(renumbered(labels) for labels in record["schemes"])
+            peers = tuple(record["peers"])
+            scheme_of = np.full(anatomy.first_cells[-1], -1)
+            for part, by_scheme in record["cells"].items():
+                first, end = anatomy.first_cells[(index := anatomy.find(part)) : index + 2]
+                for scheme, cells in by_scheme.items():
+                    scheme_of[first:end][cells] = int(scheme)
+            sizes = {len(labels) for labels in schemes}
+            valid = len(schemes) <= MAX_GROUPINGS and scheme_of.max() < len(schemes)
+            if scheme_of.min() < 0 or sizes != {len(peers)} or not valid:
+                raise ValueError
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+            raise ModelError("an assignment does not describe the cells of this network") from None
+        return cls(anatomy, peers, schemes, scheme_of)
+
+
+def renumbered(labels: Iterable[object]) -> Labels:
+    """Return labels as numbers in the order of their first appearance."""
+    numbers: dict[object, int] = {}
+    return tuple(numbers.setdefault(label, len(numbers)) for label in labels)

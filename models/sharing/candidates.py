@@ -1,0 +1,147 @@
+"""Assignments that a swarm may change to: one part of the network, made own or given to groups of peers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.cluster.hierarchy import fcluster, linkage
+
+from ..anatomy import Anatomy
+from .assignment import GLOBAL, OWN, Assignment, Labels, renumbered
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """An assignment that differs from the present one in one part.
+
+    level
+        The order in which parts are preferred: norms are below 0, the outputs 0, parts below them 1, 2, …
+    cells
+        Which cells of the part change.
+    scheme
+        OWN, or the groups that average them.
+    assignment
+        The assignment with this change.
+    coordinates
+        The coordinates that it averages among other peers than the present assignment does.
+    """
+
+    part: str
+    level: int
+    cells: tuple[int, ...]
+    scheme: int | Labels
+    assignment: Assignment
+    coordinates: np.ndarray
+
+    @classmethod
+    def of(
+        cls, present: Assignment, part: str, cells: Sequence[int] | np.ndarray, scheme: int | Labels
+    ) -> Candidate:
+        """Return the candidate that gives cells of a part to a scheme."""
+        level = next(level for level, name in levels(present.anatomy) if name == part)
+        changed = present.change(part, cells, scheme)
+        chosen = tuple(int(cell) for cell in cells)
+        return cls(part, level, chosen, scheme, changed, present.differs(changed))
+
+    @property
+    def groups(self) -> int:
+        """The number of groups that average the cells; 0 if each peer keeps its own."""
+        return 0 if isinstance(self.scheme, int) else max(self.scheme) + 1
+
+    def __str__(self) -> str:
+        change = f"averaged in {self.groups} groups" if self.groups else "each peer's own"
+        return f"{self._cells_in_words()} of {self._part_in_words()}: {change}"
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the change as plain data, which `from_record` reads."""
+        scheme = self.scheme if isinstance(self.scheme, int) else list(self.scheme)
+        return {"part": self.part, "cells": list(self.cells), "scheme": scheme}
+
+    @classmethod
+    def from_record(cls, present: Assignment, record: dict[str, Any]) -> Candidate:
+        """Return the candidate that `as_record` described."""
+        scheme = record["scheme"]
+        if not isinstance(scheme, int):
+            scheme = renumbered(scheme)
+        return cls.of(present, record["part"], record["cells"], scheme)
+
+    def _cells_in_words(self) -> str:
+        part = self.assignment.anatomy.parts[self.assignment.anatomy.find(self.part)]
+        if len(self.cells) == part.cells:
+            return "all cells"
+        if len(self.cells) > 5:
+            return f"{len(self.cells)} of {part.cells} cells"
+        return f"cell{'s' * (len(self.cells) > 1)} {', '.join(map(str, self.cells))}"
+
+    def _part_in_words(self) -> str:
+        if self.level < 0:
+            return self.part.replace("-", " ")
+        if self.level == 0:
+            return f"the outputs ({self.part})"
+        return "the inputs" if self.part == "input" else f"part {self.part}"
+
+
+def propose(
+    assignment: Assignment,
+    sketches: Mapping[str, np.ndarray],
+    ratios: np.ndarray,
+    max_groups: int,
+) -> list[Candidate]:
+    """Return the candidates for the next step.
+
+    Of every part, all cells that all peers still share, and those whose V/σ² is above 1, become own, or
+    are given to known groupings or to groups of peers whose values move alike.
+
+    sketches
+        For each part, one row of numbers per peer: how far, and in which direction, training moves the
+        part's values away from the average.
+    ratios
+        For every cell, V/σ²: how much values really differ between peers, relative to the noise of their
+        samples.
+    """
+    anatomy = assignment.anatomy
+    candidates: list[Candidate] = []
+    for _, part in levels(anatomy):
+        shared = assignment.cells(part, GLOBAL)
+        if not len(shared):
+            continue
+        first = anatomy.first_cells[anatomy.find(part)]
+        differing = shared[ratios[first + shared] > 1]
+        groupings = [
+            *assignment.schemes[OWN + 1 :],
+            *groupings_of(sketches[part], max_groups),
+        ]
+        chosen = [shared]
+        if 0 < len(differing) < len(shared):
+            chosen.append(differing)
+        for cells in chosen:
+            schemes: list[int | Labels] = [OWN, *dict.fromkeys(groupings)]
+            candidates += [Candidate.of(assignment, part, cells, scheme) for scheme in schemes]
+    return candidates
+
+
+def levels(anatomy: Anatomy) -> list[tuple[int, str]]:
+    """Return the parts with their levels: norms first, then from the outputs down to the inputs."""
+    norms = [name for name in NORM_PARTS if name in anatomy.names]
+    others = [name for name in reversed(anatomy.names) if name not in NORM_PARTS]
+    return [(index - len(norms), name) for index, name in enumerate([*norms, *others])]
+
+
+NORM_PARTS = ("norm-statistics", "norms")
+"""Names of parts that stand for batch norm's statistics and for the gains and biases of norm layers."""
+
+
+def groupings_of(sketches: np.ndarray, most: int) -> list[Labels]:
+    """Group peers by the directions of their sketches, into 2, 3, … groups (average linkage, cosine)."""
+    lengths = np.linalg.norm(sketches, axis=1)
+    if len(sketches) < 3 or not lengths.min() > 0:
+        return []
+    tree = linkage(sketches / lengths[:, None], "average", metric="cosine")
+    found = [
+        renumbered(fcluster(tree, groups, "maxclust").tolist())
+        for groups in range(2, min(most, len(sketches) - 1) + 1)
+    ]
+    return list(dict.fromkeys(labels for labels in found if max(labels)))

@@ -1,0 +1,372 @@
+"""Decide what a swarm shares: a `Planner` turns what all peers have measured into the next `Plan`.
+
+A plan says which cells are shared and with whom, which changes of that are being compared, and whether
+peers hold samples out to compare them. One peer makes and announces plans; all peers follow them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from math import ceil, nan
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from ..anatomy import Anatomy
+from .assignment import Assignment
+from .candidates import Candidate, propose
+from .statistics import Statistics, StatisticsLayout
+
+
+@dataclass(frozen=True)
+class AutoOptions:
+    """Constants of the procedure. The defaults are still being chosen, on seeds below those of the study."""
+
+    learned: float = 0.75
+    """Losses are compared once the training loss has fallen to this share of its start: networks that have
+    learned little differ by chance."""
+    latest: int = 8
+    """The round from which losses are compared even if the training loss has not fallen that far: where
+    peers contradict each other, it may never fall."""
+    every: int = 3
+    """Rounds between two decisions. Losses are averaged over all of them but the last, in which they
+    travel."""
+    settle: int = 2
+    """Rounds after a change, and at the beginning, before candidates are compared: movements of values are
+    measured in the first, and travel in the last."""
+    held_out: float = 0.3
+    """The share of a peer's training samples that is held out while the swarm decides."""
+    max_held_out: int = 120
+    """The most samples that a peer holds out."""
+    min_gain: float = 0.005
+    """The smallest gain that counts, relative to the loss."""
+    errors: float = 3.0
+    """How many standard errors a gain must be above 0, in a swarm of 16 peers; with fewer peers more."""
+    norm_errors: float = 1.5
+    """The same for norm layers, which have few values: a wrong decision costs little."""
+    lead: float = 1 / 3
+    """A part is chosen before the parts below it only with this share of the largest gain: otherwise the
+    difference lies in a lower part, and only shows in this one."""
+    persistence: float = 0.7
+    """After a first step, a gain must be found at two successive decisions, the second time with at least
+    this share of the first: a gain that only followed from the step before fades."""
+    sure_gain: float = 0.05
+    """A gain of this size, relative to the loss, with `sure_errors`, needs no second decision."""
+    sure_errors: float = 8.0
+    """See `sure_gain`."""
+    max_groups: int = 5
+    """The most groups that are tried."""
+    quiet: int = 2
+    """Decisions without a change after which held-out samples are trained on again."""
+    look_again: float = 2.0
+    """A quiet swarm decides again when its round number has grown by this factor."""
+    alarm: float = 1.15
+    """A quiet swarm decides again when the training loss exceeds the least of the last five rounds by this
+    factor."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A candidate that was compared at one date, with what was measured.
+
+    change: the candidate in words. ratio: V/σ² of its cells, the mean over cells.
+    """
+
+    round: int
+    change: str
+    part: str
+    gain: float
+    error: float
+    ratio: float
+    chosen: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """A step that was taken.
+
+    gain, error: the fall of the mean held-out loss relative to the loss, and its standard error.
+    """
+
+    round: int
+    candidate: Candidate
+    gain: float
+    error: float
+
+    def __str__(self) -> str:
+        return (
+            f"round {self.round}: {self.candidate} (held-out loss fell by {self.gain:.1%} "
+            f"± {self.error:.1%})"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a swarm shares and measures now.
+
+    version
+        Counts plans.
+    round
+        The round after which the plan is followed.
+    candidates
+        The changes whose held-out losses peers measure.
+    deciding
+        Whether peers hold samples out.
+    chosen
+        Which candidate of the plan before has become the assignment; None if it stayed as it was.
+    memory
+        What the planner has to remember, so that another peer can go on in its place.
+    """
+
+    assignment: Assignment
+    version: int = 0
+    round: int = 0
+    candidates: tuple[Candidate, ...] = ()
+    deciding: bool = True
+    chosen: int | None = None
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def layout(self) -> StatisticsLayout:
+        """Where each number of the peers' statistics is."""
+        return StatisticsLayout(self.assignment, self.candidates, self.deciding)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the plan as plain data, which `from_record` reads."""
+        return {
+            "assignment": self.assignment.as_record(), "version": self.version, "round": self.round,
+            "candidates": [one.as_record() for one in self.candidates],
+            "deciding": self.deciding, "chosen": self.chosen, "memory": self.memory,
+        }  # fmt: skip
+
+    @classmethod
+    def from_record(cls, anatomy: Anatomy, record: dict[str, Any]) -> Plan:
+        """Return the plan that `as_record` described, for a network with this anatomy."""
+        assignment = Assignment.from_record(anatomy, record["assignment"])
+        candidates = tuple(Candidate.from_record(assignment, one) for one in record["candidates"])
+        return cls(**(record | {"assignment": assignment, "candidates": candidates}))
+
+
+@dataclass
+class Memory:
+    """What a planner remembers from one plan to the next."""
+
+    steps: int = 0
+    """Changes made so far."""
+    dates_without_step: int = 0
+    """Dates since the last change, or since samples were last held out."""
+    gains: dict[str, float] = field(default_factory=dict)
+    """The largest gain of every part at the date before."""
+    first_loss: float = 0.0
+    """The largest training loss at the beginning."""
+    learned: bool = False
+    """Whether the training loss has fallen enough for losses to be compared."""
+    next_look: int = 0
+    """The round at which a swarm that holds nothing out decides again."""
+    recent_losses: list[float] = field(default_factory=list)
+    """Training losses of the last rounds without held-out samples."""
+
+
+class Planner:
+    """Makes plans from the means over peers of what they have measured.
+
+        plan = planner.next(plan, statistics, round)      # None: the plan stays as it is
+
+    To go on where another planner stopped, pass the memory of its last plan: Memory(**plan.memory).
+
+    dry_run: report decisions, but take none.
+    """
+
+    def __init__(
+        self, options: AutoOptions, memory: Memory | None = None, *, dry_run: bool = False
+    ):
+        self.options, self.memory, self.dry_run = options, memory or Memory(), dry_run
+        self.decisions: list[Decision] = []
+        self.compared: list[Compared] = []
+        """Every comparison that this planner has made."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the last dates brought no change."""
+        return self.memory.dates_without_step >= self.options.quiet
+
+    def wake(self) -> None:
+        """Begin to decide again."""
+        self.memory.dates_without_step, self.memory.gains = 0, {}
+
+    def next(self, plan: Plan, statistics: Statistics, round_number: int) -> Plan | None:
+        """Return the plan that follows, after a round; None if the present one stays.
+
+        statistics: the means over peers, as this peer knows them.
+        """
+        loss, age = statistics.training_loss, round_number - plan.round
+        if not plan.deciding:
+            return self._look_again(plan, loss, round_number)
+        if not plan.candidates:
+            if age < self.options.settle or not self._has_learned(loss, round_number):
+                return None
+            return self._follow(plan, round_number, candidates=self._propose(plan, statistics))
+        if age < self.options.every:
+            return None
+        rows = statistics.losses
+        rows = rows[statistics.present & (rows[:, 0] > 0)]
+        now, with_heads, changed = rows[:, 0], rows[:, 1], rows[:, 2:].T
+        # Output layers that are never averaged are trained more: compare them with their own mean.
+        control = min(now, with_heads, key=np.mean)
+        changes = np.stack(
+            [
+                losses - (control if one.level == 0 else now)
+                for one, losses in zip(plan.candidates, changed, strict=True)
+            ]
+        )
+        decision = self.decide(round_number, plan.candidates, now, changes, statistics.ratios)
+        if decision is not None:
+            self.decisions.append(decision)
+        if self.quiet:
+            self.memory.next_look, self.memory.recent_losses = (
+                ceil(self.options.look_again * round_number) + 1,
+                [],
+            )
+            return self._follow(plan, round_number, deciding=False)
+        if decision is None or self.dry_run:
+            return self._follow(plan, round_number, candidates=self._propose(plan, statistics))
+        return self._follow(
+            plan, round_number, assignment=decision.candidate.assignment,
+            chosen=plan.candidates.index(decision.candidate),
+        )  # fmt: skip
+
+    def _follow(self, plan: Plan, round_number: int, **changes: Any) -> Plan:
+        """Return the next version of a plan: nothing is compared and nothing chosen, unless given."""
+        plan = replace(
+            plan, version=plan.version + 1, round=round_number, candidates=(), chosen=None,
+            memory=asdict(self.memory),
+        )  # fmt: skip
+        return replace(plan, **changes)
+
+    def _propose(self, plan: Plan, statistics: Statistics) -> tuple[Candidate, ...]:
+        found = propose(
+            plan.assignment, statistics.sketches, statistics.ratios, self.options.max_groups
+        )
+        return tuple(found)
+
+    def _look_again(self, plan: Plan, loss: float, round_number: int) -> Plan | None:
+        """While samples are not held out: whether it is time to, or the training loss has risen."""
+        recent = self.memory.recent_losses
+        risen = len(recent) > 1 and loss > self.options.alarm * min(recent)
+        self.memory.recent_losses = [*recent[-4:], loss]
+        if not risen and round_number < self.memory.next_look:
+            return None
+        self.wake()
+        return self._follow(plan, round_number, deciding=True)
+
+    def _has_learned(self, loss: float, round_number: int) -> bool:
+        """Whether the training loss has fallen enough for differences between peers to show."""
+        self.memory.first_loss = max(self.memory.first_loss, loss)
+        fallen = loss < self.options.learned * self.memory.first_loss
+        self.memory.learned |= fallen or round_number >= self.options.latest
+        return self.memory.learned
+
+    def decide(
+        self,
+        round_number: int,
+        candidates: Sequence[Candidate],
+        losses: np.ndarray,
+        changes: np.ndarray,
+        ratios: np.ndarray | None = None,
+    ) -> Decision | None:
+        """Choose by held-out losses.
+
+        losses: of every peer as it is now. changes: [candidates, peers], what each candidate adds to them.
+        ratios: V/σ² of every cell, for the report.
+        """
+        options = self.options
+        scale = float(losses.mean())
+        if not candidates or not scale > 0:
+            self.memory.dates_without_step += 1
+            return None
+        relative = changes / scale
+        gains = -relative.mean(axis=1)
+        errors = _standard_errors(relative)
+        needed = np.array(
+            [options.norm_errors if one.level < 0 else options.errors for one in candidates]
+        )
+        needed *= _quantile_ratio(changes.shape[1])
+        passed = np.flatnonzero((gains > options.min_gain) & (gains > needed * errors))
+        by_level: dict[int, list[int]] = {}
+        for index in passed.tolist():
+            by_level.setdefault(candidates[index].level, []).append(index)
+        best_of = {level: float(max(gains[each])) for level, each in by_level.items()}
+        part_of = {one.level: one.part for one in candidates}
+        waiting = False
+        if self.memory.steps:
+            lasting = {
+                level
+                for level, each in by_level.items()
+                if best_of[level]
+                >= options.persistence * self.memory.gains.get(part_of[level], np.inf)
+                or any(
+                    gains[i] > options.sure_gain and gains[i] > options.sure_errors * errors[i]
+                    for i in each
+                )
+            }
+            waiting = bool(by_level) and not lasting
+            by_level = {level: each for level, each in by_level.items() if level in lasting}
+        self.memory.gains = {part_of[level]: gain for level, gain in best_of.items()}
+        largest = max((best_of[level] for level in by_level), default=0.0)
+        leading = [level for level in sorted(by_level) if best_of[level] >= options.lead * largest]
+        chosen = (
+            self._simplest(by_level[leading[0]], candidates, gains, relative) if leading else None
+        )
+        self.compared += [
+            Compared(round_number, str(one), one.part, float(gain), float(error),
+                     _mean_ratio(one, ratios), index == chosen)
+            for index, (one, gain, error) in enumerate(zip(candidates, gains, errors, strict=True))
+        ]  # fmt: skip
+        if chosen is None:
+            self.memory.dates_without_step += not waiting
+            return None
+        self.memory.steps += 1
+        self.wake()
+        return Decision(
+            round_number, candidates[chosen], float(gains[chosen]), float(errors[chosen])
+        )
+
+    @staticmethod
+    def _simplest(
+        indices: Sequence[int],
+        candidates: Sequence[Candidate],
+        gains: np.ndarray,
+        relative: np.ndarray,
+    ) -> int:
+        """Of candidates no worse than the best by one standard error, return the one that shares most."""
+        best = max(indices, key=lambda index: gains[index])
+        behind = relative[indices] - relative[best]
+        near = behind.mean(axis=1) <= _standard_errors(behind)
+        close = [index for index, is_near in zip(indices, near, strict=True) if is_near]
+        return min(close, key=lambda index: candidates[index].assignment.distinct_values)
+
+
+def _mean_ratio(candidate: Candidate, ratios: np.ndarray | None) -> float:
+    if ratios is None:
+        return nan
+    anatomy = candidate.assignment.anatomy
+    first = anatomy.first_cells[anatomy.find(candidate.part)]
+    return float(ratios[first + np.asarray(candidate.cells, int)].mean())
+
+
+def _standard_errors(values: np.ndarray) -> np.ndarray:
+    """Return the standard error of the mean of each row."""
+    return values.std(axis=1, ddof=1) / np.sqrt(values.shape[1])
+
+
+def _quantile_ratio(peers: int) -> float:
+    """Return how much larger than with 16 peers a ratio to its standard error must be to mean as much.
+
+    A standard error that is itself estimated from few peers is unreliable: the ratio has Student's t
+    distribution.
+    """
+    chance = stats.t.sf(3.0, df=15)
+    return float(stats.t.isf(chance, df=peers - 1) / 3.0)

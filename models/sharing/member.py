@@ -1,0 +1,337 @@
+"""One peer's part in deciding what its swarm shares: it holds samples out, measures, and follows plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import ModelError
+from ..learner import Metrics, SgdLearner, UpdateRule
+from ..slicing import seeded_rng
+from ..stack import read_rule
+from .assignment import Assignment
+from .candidates import Candidate
+from .decisions import AutoOptions, Plan
+from .statistics import SKETCH, Source, cell_of_coordinates, coordinates_into, outputs_of, sketch
+
+MIN_PEERS = 4
+"""With fewer peers a standard error over peers says nothing."""
+MIN_SAMPLES = 10
+"""The fewest training samples of a peer from which some can be held out."""
+HEAD_SAMPLES = 160
+"""The most samples per round on which the separate output layer of each peer is trained."""
+
+
+class SharingMember:
+    """Measures for one peer, and follows the swarm's plans.
+
+        contribution = member.before_averaging(metrics_of_training)
+        ...                               # average the network, and contributions over all peers
+        member.after_averaging(mean)
+        if plan := planner.next(member.plan, Statistics(member.plan.layout, mean), round):
+            member.follow(plan)
+
+    seed: seeds which samples are held out.
+    """
+
+    def __init__(self, learner: SgdLearner, plan: Plan, options: AutoOptions, *, seed: int = 0):
+        self.learner, self.plan, self._options, self._seed = learner, plan, options, seed
+        self._peer = plan.assignment.peers.index(learner.network.peer)
+        anatomy = plan.assignment.anatomy
+        self._coordinates = {part: coordinates_into(anatomy, part) for part in anatomy.names}
+        self._outputs = outputs_of(anatomy)
+        self._cell_of = cell_of_coordinates(anatomy, 0)
+        self._movement = _Movement.none(anatomy.size, int(anatomy.first_cells[-1]))
+        self._samples = learner.samples
+        self._before = np.zeros(0, np.float32)
+        self._slice()
+        self._begin()
+        self._forget()
+        if plan.deciding:
+            self._hold_out()
+
+    def before_averaging(self, training: Metrics) -> np.ndarray:
+        """Keep the values that training has led to; return what this peer adds to the swarm's statistics."""
+        if self.plan.deciding:
+            self._before = self._values()
+        losses = self._losses / max(self._measured, 1)
+        movement = self._movement
+        return self.plan.layout.pack(
+            self._peer, training.mean_loss, movement.products, movement.squares, losses,
+            self._sketch, {"values": self._before, "heads": self._with_head(self._before)},
+        )  # fmt: skip
+
+    def after_averaging(self, statistics: np.ndarray) -> None:
+        """Compare the values with those before, and measure held-out losses, while the swarm decides.
+
+        statistics: the mean over peers of what they added, as this peer knows it.
+        """
+        if not self.plan.deciding:
+            return
+        after = self._values()
+        self._movement.add(self._before - after, self._cell_of)
+        if self.plan.candidates:
+            mixtures = self._mixtures(after, statistics)
+            self._losses += [self._held_out_loss(values) for values in (after, *mixtures)]
+            self._measured += 1
+            self._put(after)
+        self._statistics = statistics
+        if self._head is not None:
+            self._head.train()
+        moved = {part: self._movement.total[each] for part, each in self._coordinates.items()}
+        if self._head is not None:
+            outputs = self._coordinates[self._outputs]
+            moved[self._outputs] = (self._with_head(after) - after)[outputs]
+        self._sketch = sketch(self.plan.assignment.anatomy, moved)
+
+    def follow(self, plan: Plan) -> bool:
+        """Follow another plan; returns True if slices or samples have changed."""
+        before, self.plan = self.plan, plan
+        resliced = plan.assignment is not before.assignment
+        if resliced:
+            if plan.chosen is not None and plan.version == before.version + 1:
+                candidate = before.candidates[plan.chosen]
+                self._put(self._mixture(before, candidate, self._values(), self._statistics))
+            self._slice()
+            self._forget()
+        if plan.deciding and not before.deciding:
+            self._hold_out()
+        elif before.deciding and not plan.deciding:
+            self._replace_samples(self._samples)
+        self._begin()
+        return resliced or plan.deciding != before.deciding
+
+    def replace_samples(self, samples: tuple[Tensor, Tensor]) -> None:
+        """Give the peer other training samples."""
+        self._samples = samples
+        if self.plan.deciding:
+            self._hold_out()
+        else:
+            self._replace_samples(samples)
+
+    # --- samples and values ---------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Begin to measure for a plan."""
+        self._losses, self._measured = np.zeros(self.plan.layout.losses), 0
+
+    def _hold_out(self) -> None:
+        inputs, labels = self._samples
+        count = min(int(self._options.held_out * len(labels)), self._options.max_held_out)
+        generator = seeded_rng(self._seed, "held-out", self.learner.network.peer)
+        order = torch.from_numpy(generator.permutation(len(labels)))
+        held_out, trained = order[:count], order[count:]
+        self._held_out = inputs[held_out], labels[held_out]
+        self._replace_samples((inputs[trained], labels[trained]))
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin to measure movements anew, and copy the output layer.
+
+        The copy is trained on but never averaged. It shows differences between peers that one round of
+        training is too short to show.
+        """
+        self._movement.forget()
+        self._sketch = np.zeros((len(self._coordinates), SKETCH))
+        self._head = _Head.of(self.learner)
+
+    def _replace_samples(self, samples: tuple[Tensor, Tensor]) -> None:
+        self.learner.samples = samples
+        self.learner.order = self.learner.order[:0]
+
+    def _slice(self) -> None:
+        network, assignment = self.learner.network, self.plan.assignment
+        slices, graph = assignment.slices(network.peer)
+        network.reslice(slices, graph, anatomy=assignment.anatomy)
+
+    def _values(self) -> np.ndarray:
+        return self.learner.network.flat.cpu().numpy().copy()
+
+    def _put(self, values: np.ndarray) -> None:
+        self.learner.network.flat.copy_(torch.from_numpy(values))
+
+    # --- measuring ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _held_out_loss(self, values: np.ndarray) -> float:
+        """Return the mean loss on held-out samples; leaves the values in the network."""
+        self._put(values)
+        inputs, labels = self._held_out
+        module = self.learner.network.module.eval()
+        return float(self.learner.loss(module(inputs), labels).mean())
+
+    def _mixtures(self, after: np.ndarray, statistics: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the values with output layers that are never averaged, and those under each candidate."""
+        outputs = self._coordinates[self._outputs]
+        yield self._mix(self.plan, self.plan.assignment, outputs, "heads", after, statistics)
+        for candidate in self.plan.candidates:
+            yield self._mixture(self.plan, candidate, after, statistics)
+
+    def _mixture(
+        self, plan: Plan, candidate: Candidate, after: np.ndarray, statistics: np.ndarray
+    ) -> np.ndarray:
+        """Return the values after averaging, but with what the candidate changes averaged as it says."""
+        if candidate.level == 0:
+            outputs = self._coordinates[self._outputs]
+            return self._mix(plan, candidate.assignment, outputs, "heads", after, statistics)
+        return self._mix(
+            plan, candidate.assignment, candidate.coordinates, "values", after, statistics
+        )
+
+    def _mix(
+        self,
+        plan: Plan,
+        assignment: Assignment,
+        coordinates: np.ndarray,
+        source: Source,
+        after: np.ndarray,
+        statistics: np.ndarray,
+    ) -> np.ndarray:
+        values, layout = after.copy(), plan.layout
+        own = self._with_head(self._before) if source == "heads" else self._before
+        for group, columns in assignment.groups_at(coordinates):
+            if self._peer not in group:
+                continue
+            if len(group) == 1:
+                values[columns] = own[columns]
+            else:
+                mean = layout.group_mean(statistics, source, group)
+                values[columns] = mean[np.searchsorted(layout.groups[source, group], columns)]
+        return values
+
+    # --- the output layer that is never averaged ------------------------------------------------
+
+    def _with_head(self, values: np.ndarray) -> np.ndarray:
+        if self._head is None or not len(values):
+            return values
+        values = values.copy()
+        self._head.write(values)
+        return values
+
+
+def check_learner(learner: object) -> SgdLearner:
+    """Return the learner if it can take part in deciding; otherwise raise ModelError."""
+    if type(learner) is not SgdLearner:
+        raise ModelError(
+            f"deciding what to share needs learners with a loss per sample (SgdLearner), not "
+            f"{type(learner).__name__}"
+        )
+    return learner
+
+
+@dataclass
+class _Movement:
+    """What training moves away from the average, over the last rounds.
+
+    total
+        Per coordinate, the sum over rounds, older rounds counting less.
+    products, squares
+        Per cell, the sum of the products of two successive rounds' movements, and of squares, the mean over
+        the last rounds.
+    """
+
+    total: np.ndarray
+    products: np.ndarray
+    squares: np.ndarray
+    last: np.ndarray | None = None
+
+    @classmethod
+    def none(cls, size: int, cells: int) -> _Movement:
+        """Return the movement before the first round."""
+        return cls(np.zeros(size, np.float32), np.zeros(cells), np.zeros(cells))
+
+    def add(self, moved: np.ndarray, cell_of: np.ndarray) -> None:
+        """Add one round: `moved` is values before averaging minus values after."""
+        self.total = 0.7 * self.total + moved
+        if self.last is not None:
+            for sums, products in (
+                (self.products, moved * self.last),
+                (self.squares, moved * moved),
+            ):
+                sums *= 0.75
+                sums += 0.25 * np.bincount(cell_of, products, len(sums))
+        self.last = moved
+
+    def forget(self) -> None:
+        """Begin anew: other values are averaged from now on."""
+        self.total[:] = 0
+        self.last = None
+
+
+class _Head:
+    """A copy of a peer's output layer that is trained on the network's features, and never averaged."""
+
+    def __init__(self, learner: SgdLearner, name: str, layer: nn.Linear, rule: UpdateRule):
+        self._learner, self._layer, self._rule = learner, layer, rule
+        self._spans = learner.network.slicing.anatomy.spans
+        self._values = {
+            f"{name}.{key}": value.detach().clone().requires_grad_()
+            for key, value in layer.named_parameters()
+        }
+        self._state = [
+            [torch.zeros_like(value) for value in self._values.values()] for _ in rule.state_names
+        ]
+        self._steps = 0
+        self._generator = torch.Generator().manual_seed(0)
+
+    @classmethod
+    def of(cls, learner: SgdLearner) -> _Head | None:
+        """Return a new head; None unless the network ends with a linear layer and a known optimizer."""
+        layers = [(name, one) for name, one in learner.network.module.named_modules() if name]
+        leaves = [(name, one) for name, one in layers if not list(one.children())]
+        rule = read_rule(learner)
+        name, layer = leaves[-1] if leaves else ("", learner.network.module)
+        if not isinstance(layer, nn.Linear) or rule is None:
+            return None
+        head, inputs = cls(learner, name, layer, rule), learner.samples[0][:2]
+        with torch.no_grad():
+            outputs = learner.network.module.eval()(inputs)
+            computed = F.linear(head._features(inputs), *head._values.values())
+        # The last layer by name need not be the one that computes the outputs.
+        same = computed.shape == outputs.shape and torch.allclose(computed, outputs, atol=1e-5)
+        return head if same else None
+
+    def train(self) -> None:
+        """Train on some of the peer's samples, in batches as the learner does."""
+        learner = self._learner
+        inputs, labels = learner.samples
+        count = min(learner.local_samples, HEAD_SAMPLES)
+        order = torch.cat(
+            [
+                torch.randperm(len(labels), generator=self._generator)
+                for _ in range(ceil(count / len(labels)))
+            ]
+        )[:count]
+        features = self._features(inputs[order])
+        values = list(self._values.values())
+        for batch, targets in zip(
+            features.split(learner.batch), labels[order].split(learner.batch), strict=True
+        ):
+            losses = learner.loss(F.linear(batch, *values), targets)
+            loss = losses.sum() if learner.reduction == "sum" else losses.mean()
+            gradients = torch.autograd.grad(loss, values)
+            self._steps += 1
+            with torch.no_grad():
+                self._rule.step(values, list(gradients), self._state, self._steps)
+
+    def write(self, row: np.ndarray) -> None:
+        """Write the layer's values to their coordinates of a flat vector."""
+        for name, value in self._values.items():
+            row[self._spans[name]] = value.detach().numpy().ravel()
+
+    @torch.no_grad()
+    def _features(self, inputs: Tensor) -> Tensor:
+        """Return what the output layer receives."""
+        received: list[Tensor] = []
+        handle = self._layer.register_forward_pre_hook(lambda _, given: received.append(given[0]))
+        try:
+            self._learner.network.module.eval()(inputs)
+        finally:
+            handle.remove()
+        return received[-1]
