@@ -16,7 +16,6 @@ from ...models.sharing import (
     AutoOptions,
     Compared,
     Decision,
-    Plan,
     Planner,
     SharingMember,
     Statistics,
@@ -82,7 +81,7 @@ class AutoSharing:
             )
         anatomy = networks[0].slicing.anatomy.with_norm_parts(norm_layers(networks[0].module))
         assignment = Assignment.shared(anatomy, [network.peer for network in networks])
-        self.plan = Plan(assignment, deciding=not self.reason)
+        self.plan = self._planner.first(assignment, deciding=not self.reason)
         self._members = [
             SharingMember(learner, self.plan, self.options, seed=self.seed) for learner in suitable
         ]
@@ -110,12 +109,12 @@ class AutoSharing:
         means = self._mean.update(self._contributions)
         for member, mean in zip(self._members, means, strict=True):
             member.after_averaging(mean)
-        statistics = Statistics(self.plan.layout, means[0])
-        plan = self._planner.next(self.plan, statistics, self._round)
-        if plan is None:
+        if self._round < self.plan.until:
             return False
-        self.plan = plan
-        self._mean.restart()
+        before = self.plan.layout
+        plan = self.plan = self._planner.next(self.plan, Statistics(before, means[0]))
+        if plan.layout.key != before.key:
+            self._mean.restart()
         changed = [member.follow(plan) for member in self._members]
         return any(changed)
 

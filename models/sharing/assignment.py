@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -168,6 +170,12 @@ class Assignment:
         codes, counts = np.unique(self.codes, return_counts=True)
         pairs = zip(codes.tolist(), counts.tolist(), strict=True)
         return sum(count * (max(self.together(code)) + 1) for code, count in pairs)
+
+    @cached_property
+    def digest(self) -> str:
+        """A short text that differs between assignments that are not the same."""
+        data = json.dumps(self.as_record(), sort_keys=True).encode()
+        return hashlib.blake2b(data, digest_size=4).hexdigest()
 
     def as_record(self) -> dict[str, Any]:
         """Return the assignment as plain data, which `from_record` reads."""

@@ -7,7 +7,7 @@ peers hold samples out to compare them. One peer makes and announces plans; all 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import ceil, nan
 from typing import Any
@@ -64,7 +64,7 @@ class AutoOptions:
     look_again: float = 2.0
     """A quiet swarm decides again when its round number has grown by this factor."""
     alarm: float = 1.15
-    """A quiet swarm decides again when the training loss exceeds the least of the last five rounds by this
+    """A quiet swarm decides again when the training loss exceeds the least of the last three plans by this
     factor."""
 
 
@@ -109,8 +109,8 @@ class Plan:
 
     version
         Counts plans.
-    round
-        The round after which the plan is followed.
+    round, until
+        The plan is followed from the end of one round to the end of the other, when the next one is made.
     candidates
         The changes whose held-out losses peers measure.
     deciding
@@ -124,6 +124,7 @@ class Plan:
     assignment: Assignment
     version: int = 0
     round: int = 0
+    until: int = 1
     candidates: tuple[Candidate, ...] = ()
     deciding: bool = True
     chosen: int | None = None
@@ -138,6 +139,7 @@ class Plan:
         """Return the plan as plain data, which `from_record` reads."""
         return {
             "assignment": self.assignment.as_record(), "version": self.version, "round": self.round,
+            "until": self.until,
             "candidates": [one.as_record() for one in self.candidates],
             "deciding": self.deciding, "chosen": self.chosen, "memory": self.memory,
         }  # fmt: skip
@@ -167,13 +169,14 @@ class Memory:
     next_look: int = 0
     """The round at which a swarm that holds nothing out decides again."""
     recent_losses: list[float] = field(default_factory=list)
-    """Training losses of the last rounds without held-out samples."""
+    """Training losses at the ends of the last plans without held-out samples."""
 
 
 class Planner:
     """Makes plans from the means over peers of what they have measured.
 
-        plan = planner.next(plan, statistics, round)      # None: the plan stays as it is
+        if round >= plan.until:
+            plan = planner.next(plan, statistics)
 
     To go on where another planner stopped, pass the memory of its last plan: Memory(**plan.memory).
 
@@ -197,20 +200,21 @@ class Planner:
         """Begin to decide again."""
         self.memory.dates_without_step, self.memory.gains = 0, {}
 
-    def next(self, plan: Plan, statistics: Statistics, round_number: int) -> Plan | None:
-        """Return the plan that follows, after a round; None if the present one stays.
+    def first(self, assignment: Assignment, *, deciding: bool = True) -> Plan:
+        """Return the first plan of a swarm."""
+        return Plan(assignment, until=self.options.settle, deciding=deciding)
+
+    def next(self, plan: Plan, statistics: Statistics) -> Plan:
+        """Return the plan that follows when a plan ends, at the end of the round `plan.until`.
 
         statistics: the means over peers, as this peer knows them.
         """
-        loss, age = statistics.training_loss, round_number - plan.round
+        loss = statistics.training_loss
         if not plan.deciding:
-            return self._look_again(plan, loss, round_number)
+            return self._next(plan, deciding=self._looks_again(loss, plan.until))
         if not plan.candidates:
-            if age < self.options.settle or not self._has_learned(loss, round_number):
-                return None
-            return self._follow(plan, round_number, candidates=self._propose(plan, statistics))
-        if age < self.options.every:
-            return None
+            learned = self._has_learned(loss, plan.until)
+            return self._next(plan, candidates=self._propose(plan, statistics) if learned else ())
         rows = statistics.losses
         rows = rows[statistics.present & (rows[:, 0] > 0)]
         now, with_heads, changed = rows[:, 0], rows[:, 1], rows[:, 2:].T
@@ -222,29 +226,35 @@ class Planner:
                 for one, losses in zip(plan.candidates, changed, strict=True)
             ]
         )
-        decision = self.decide(round_number, plan.candidates, now, changes, statistics.ratios)
+        decision = self.decide(plan.until, plan.candidates, now, changes, statistics.ratios)
         if decision is not None:
             self.decisions.append(decision)
         if self.quiet:
-            self.memory.next_look, self.memory.recent_losses = (
-                ceil(self.options.look_again * round_number) + 1,
-                [],
-            )
-            return self._follow(plan, round_number, deciding=False)
+            self.memory.next_look = ceil(self.options.look_again * plan.until) + 1
+            self.memory.recent_losses = []
+            return self._next(plan, deciding=False)
         if decision is None or self.dry_run:
-            return self._follow(plan, round_number, candidates=self._propose(plan, statistics))
-        return self._follow(
-            plan, round_number, assignment=decision.candidate.assignment,
+            return self._next(plan, candidates=self._propose(plan, statistics))
+        return self._next(
+            plan,
+            assignment=decision.candidate.assignment,
             chosen=plan.candidates.index(decision.candidate),
-        )  # fmt: skip
+        )
 
-    def _follow(self, plan: Plan, round_number: int, **changes: Any) -> Plan:
-        """Return the next version of a plan: nothing is compared and nothing chosen, unless given."""
-        plan = replace(
-            plan, version=plan.version + 1, round=round_number, candidates=(), chosen=None,
-            memory=asdict(self.memory),
+    def _next(
+        self,
+        plan: Plan,
+        *,
+        assignment: Assignment | None = None,
+        candidates: tuple[Candidate, ...] = (),
+        deciding: bool = True,
+        chosen: int | None = None,
+    ) -> Plan:
+        lasts = self.options.every if candidates or not deciding else self.options.settle
+        return Plan(
+            assignment or plan.assignment, plan.version + 1, plan.until, plan.until + lasts,
+            candidates, deciding, chosen, asdict(self.memory),
         )  # fmt: skip
-        return replace(plan, **changes)
 
     def _propose(self, plan: Plan, statistics: Statistics) -> tuple[Candidate, ...]:
         found = propose(
@@ -252,15 +262,15 @@ class Planner:
         )
         return tuple(found)
 
-    def _look_again(self, plan: Plan, loss: float, round_number: int) -> Plan | None:
+    def _looks_again(self, loss: float, round_number: int) -> bool:
         """While samples are not held out: whether it is time to, or the training loss has risen."""
         recent = self.memory.recent_losses
-        risen = len(recent) > 1 and loss > self.options.alarm * min(recent)
-        self.memory.recent_losses = [*recent[-4:], loss]
+        risen = bool(recent) and loss > self.options.alarm * min(recent)
+        self.memory.recent_losses = [*recent[-2:], loss]
         if not risen and round_number < self.memory.next_look:
-            return None
+            return False
         self.wake()
-        return self._follow(plan, round_number, deciding=True)
+        return True
 
     def _has_learned(self, loss: float, round_number: int) -> bool:
         """Whether the training loss has fallen enough for differences between peers to show."""

@@ -34,8 +34,8 @@ class SharingMember:
         contribution = member.before_averaging(metrics_of_training)
         ...                               # average the network, and contributions over all peers
         member.after_averaging(mean)
-        if plan := planner.next(member.plan, Statistics(member.plan.layout, mean), round):
-            member.follow(plan)
+        if round >= member.plan.until:
+            member.follow(planner.next(member.plan, Statistics(member.plan.layout, mean)))
 
     seed: seeds which samples are held out.
     """

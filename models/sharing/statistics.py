@@ -50,6 +50,8 @@ class StatisticsLayout:
         self._rows = slice(2 + 2 * self.cells, 2 + 2 * self.cells + self.peers * self.columns)
         self._starts: dict[tuple[Source, Labels], int] = {}
         self.size = self._rows.stop
+        self.key = deciding, assignment.digest, tuple(map(str, candidates))
+        """Vectors of layouts with the same key may be averaged."""
         for key, columns in self.groups.items():
             self._starts[key] = self.size
             self.size += len(columns)

@@ -258,7 +258,7 @@ def test_a_plan_can_be_sent(seed: int) -> None:
         Candidate.of(assignment, "0", [1], OWN),
     )
     planner = Planner(AutoOptions(), Memory(steps=2, gains={"4": 0.1}, recent_losses=[1.0]))
-    plan = Plan(assignment, 3, 17, candidates, chosen=1, memory=vars(planner.memory))
+    plan = Plan(assignment, 3, 17, 20, candidates, chosen=1, memory=vars(planner.memory))
     data = msgpack.unpackb(msgpack.packb(plan.as_record()))
     copy = Plan.from_record(assignment.anatomy, data)
     assert copy.as_record() == plan.as_record()
