@@ -150,6 +150,23 @@ class Gossiper:
         """The names of all partial models, sorted."""
         return self._balances.models
 
+    @property
+    def retired_models(self) -> tuple[str, ...]:
+        """Models that this peer no longer has; `account` still tells their weight. See `update_models`."""
+        return tuple(sorted(self._balances.retired))
+
+    def update_models(self) -> None:
+        """Take over the partial models that the store has now: some may be new, some no longer there.
+
+        A new model counts once `inject` has given it weight. The weight of a model that is no longer there
+        stays in this peer's accounts: its transfers are refused, and what comes back of open ones is counted.
+        Neighbours share only models that both have, so call `peer_online` for them again.
+        """
+        for edge in [e for e in self._deferred if e[1] not in self._balances.store.names()]:
+            self._decide(self._deferred.pop(edge), "void", "refused-retired")
+        self._balances.update_models()
+        self.mode.update_models(self.models)
+
     # --- mass -----------------------------------------------------------------------------------
 
     def weight(self, model: str) -> int:
@@ -588,7 +605,7 @@ class Gossiper:
         For drivers that need the value; `handle` decompresses by itself, and refuses a transfer that cannot
         be decompressed, so that its sender takes its mass back.
         """
-        if give.packed is None or give.value.size or give.model not in self._balances.weights:
+        if give.packed is None or give.value.size or give.model not in self.models:
             return give
         try:
             outgoing = self.ledger.open.get((give.sender, give.model))
@@ -637,6 +654,8 @@ class Gossiper:
         defect = "leaving" if self.leaving or self.closed else None
         if (give.sender, give.session) in self._neighbours.returned:
             defect = "gone-session"
+        if defect is None and give.model in self._balances.retired:
+            defect = "retired"
         if defect is None and not self.mode.admit(give):
             # Checked in its own exchange, so that the mode is told of a refusal at the right time.
             self._deferred[give.sender, give.model] = give
@@ -742,7 +761,7 @@ class Gossiper:
 
     def is_drained(self) -> bool:
         """Return True if no mass is held or in open transfers: a leaving peer may end."""
-        return not self.ledger.open and not any(self._balances.weights.values())
+        return not self.ledger.open and not any(self.weight(model) for model in self.models)
 
     def close(self) -> None:
         """Credit and push nothing from now on: the values that this peer holds are its result.

@@ -282,8 +282,29 @@ class Balances:
         """Weight to give up as soon as that much more is held; see `give_up`."""
         self.residue: dict[str, Array] = {}
         """Compression errors as sums (weight · value); they are added to the next mass that is credited."""
-        # Read once: a store may have to gather a model, and its shape never changes in a session.
+        self.retired: set[str] = set()
+        """Models that the store no longer has. Their weights stay in the accounts, without values."""
+        # Read once: a store may have to gather a model, and a model's shape never changes.
         self._shapes = {v: (own.shape, own.dtype) for v in self.models for own in [store.read(v)]}
+
+    def update_models(self) -> None:
+        """Take over the models that the store has now.
+
+        New models have no weight yet. Models that are no longer there are retired: nothing is credited to
+        them or sent of them any more, and weight that comes back from open transfers is only counted. A
+        retired model that is back has the weight that was left.
+        """
+        self.models = tuple(sorted(self.store.names()))
+        for model in self.models:
+            self.weights.setdefault(model, 0)
+            self.injected.setdefault(model, 0)
+        self.retired = self.weights.keys() - set(self.models)
+        for model in self.retired:
+            self.promised.pop(model, None)
+            self.residue.pop(model, None)
+        self._shapes = {
+            v: (own.shape, own.dtype) for v in self.models for own in [self.store.read(v)]
+        }
 
     def inject(self, model: str, weight: int, *, after_first_transfer: bool = False) -> None:
         """Add weight at the current value, or promise to do so when the first transfer is credited."""
@@ -422,6 +443,10 @@ class Balances:
 
     def take_back(self, give: Give) -> None:
         """Absorb the mass of one of our transfers that was not credited."""
+        if give.model in self.retired:
+            self.weights[give.model] += give.weight
+            self._pay_debt(give.model)
+            return
         self._set(give.model, absorb(self._mass(give.model), Mass(give.value, give.weight)))
 
     def snapshot(self, *, values: bool) -> dict[str, Any]:
@@ -433,14 +458,17 @@ class Balances:
             "promised": dict(self.promised),
             "debts": dict(self.debts),
             "residue": dict(self.residue),
+            "retired": sorted(self.retired),
             "values": copies,
         }
 
     def restore(self, data: dict[str, Any]) -> None:
         """Restore weights and, if the snapshot has them, values; the store must have the same models."""
-        if set(data["weights"]) != set(self.models):
+        retired = set(data.get("retired", ()))
+        models = data["weights"].keys() - retired
+        if models != set(self.models):
             raise ValueError(
-                f"gossip snapshot holds the partial models {sorted(data['weights'])}, the store "
+                f"gossip snapshot holds the partial models {sorted(models)}, the store "
                 f"{list(self.models)}: restore with the same partial models, or start without a snapshot"
             )
         for model, value in data["values"].items():
@@ -451,7 +479,7 @@ class Balances:
                     f"{own.size}: restore with the same network, or start without a snapshot"
                 )
             self.store.write(model, np.array(value))
-        self.weights = dict(data["weights"])
+        self.weights, self.retired = dict(data["weights"]), retired
         self.injected = dict(data["injected"])
         self.promised = dict(data["promised"])
         self.debts = dict(data["debts"])

@@ -50,6 +50,9 @@ class Mode:
     def peer_gone(self, peer: str) -> None:
         """Note that a session of this peer is gone for good and will send nothing more."""
 
+    def update_models(self, models: Collection[str]) -> None:
+        """Note that the gossiper's partial models have changed; lockstep modes only between two rounds."""
+
     def step(self, gossiper: Gossiper, now: float) -> None:
         """Push whatever is due."""
 
@@ -285,6 +288,10 @@ class RoundsMode(Mode):
             neighbours = gossiper.neighbours(model)
             sources = neighbours if self._sources is None else self._sources.get(model, ())
             self._progress[model] = _Progress(number, 0, False, False, set(sources))
+
+    def update_models(self, models: Collection[str]) -> None:
+        """Forget the rounds of models that are no longer there."""
+        self._progress = {model: each for model, each in self._progress.items() if model in models}
 
     def finished(self, number: int) -> bool:
         """Return whether this round is over for every model."""
