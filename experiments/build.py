@@ -135,6 +135,8 @@ class Swarm:
             if name in slices:
                 raise self._error(f"{key}.name", f"peer {index} has two models named {name!r}")
             slices[name] = model.cells
+        if self.config.sharing == "auto" and not self.config.models:
+            return {"global": 1.0}
         return slices
 
     def graph(self, index: int) -> ModelGraph:
@@ -509,6 +511,17 @@ def shared_models(members: list[Member]) -> dict[str, list[int]]:
     """Return the partial models that more than one peer implements, each with the indices of its peers."""
     peers_of_model = implementers([member.network for member in members])
     return {model: peers for model, peers in peers_of_model.items() if len(peers) > 1}
+
+
+def refuse_auto_sharing(config: Config, source: str, peers: str, hint: str) -> None:
+    """Raise if sharing = "auto", for peers that cannot decide by themselves what they share.
+
+    peers: which peers these are, for the message, as in "live peers". hint: what to do instead.
+    """
+    if config.sharing == "auto":
+        raise ConfigError(
+            f"{source}: key 'sharing': {peers} cannot decide what they share; {hint}, or say it in models"
+        )
 
 
 def require_push(config: Config, source: str, peers: str, hint: str) -> None:

@@ -190,6 +190,24 @@ class Anatomy:
         )
         return replace(self, parts=(*self.parts, *added), parameters=parameters, ends=self.ends)
 
+    def connections(self) -> dict[tuple[int, int], bool]:
+        """Return the pairs of parts that have parameters between them, the earlier part first.
+
+        A part may be connected to itself. The value is True if no model averages these parameters, whatever
+        their cells: see `ParameterMap.never_averaged`.
+        """
+        part_of = np.repeat(np.arange(len(self.parts)), [part.cells for part in self.parts])
+        pairs: dict[tuple[int, int], bool] = {}
+        for parameter in self.parameters:
+            parts_by_axis = [
+                np.unique(part_of[axis]).tolist() for axis in parameter.axes if axis is not None
+            ]
+            for parts, other_parts in itertools.combinations(parts_by_axis, 2):
+                for a, b in itertools.product(parts, other_parts):
+                    pair = (min(a, b), max(a, b))
+                    pairs[pair] = pairs.get(pair, True) and parameter.never_averaged
+        return dict(sorted(pairs.items()))
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return views of a flat vector (or of every row of a stack of them) by parameter name."""
         return {

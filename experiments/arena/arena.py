@@ -95,8 +95,8 @@ class Arena:
         `device`.
     sharing
         `AutoSharing()` lets the swarm decide by itself which cells it shares, and with whom; the learners'
-        slices are replaced. Where a group of peers is not connected on the graph of `Gossip(…)`, the fewest
-        further links are added. Not supported with `wire`, `stores` or `device`.
+        slices are replaced, unless it has `keep_models`. Where a group of peers is not connected on the graph
+        of `Gossip(…)`, the fewest further links are added. Not supported with `wire`, `stores` or `device`.
     wire
         Simulate transmission: rounding, compression, skipped pushes, as in `Wire(compress="int8")`. Peers
         then run the same gossip code as live peers instead of one matrix product, and
@@ -228,17 +228,22 @@ class Arena:
         for group in self._groups:
             group.refresh()
         for index in range(1, rounds + 1):
-            training = self.train()
-            if self.sharing is not None:
-                self.sharing.before_averaging(training)
-            self.average()
-            if self.sharing is not None and self.sharing.after_averaging():
-                self.renew()
+            training = self.train_and_average()
             tested = index % self._test_every == 0 or index == rounds
             tests = self.test() if tested else ()
             for group in self._groups:
                 group.write_back()
             yield Round(index, training, tests)
+
+    def train_and_average(self) -> tuple[Metrics, ...]:
+        """Train and average once; with `sharing`, also decide what is shared from now on."""
+        training = self.train()
+        if self.sharing is not None:
+            self.sharing.before_averaging(training)
+        self.average()
+        if self.sharing is not None and self.sharing.after_averaging():
+            self.renew()
+        return training
 
     def train(self, peers: Sequence[int] | None = None) -> tuple[Metrics, ...]:
         """Train every learner for one round; `run` does this, then `average`, then `test`.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
 from ...models import Metrics, ModelError, norm_layers
 from ...models.sharing import (
+    GLOBAL,
     MIN_PEERS,
     MIN_SAMPLES,
     Assignment,
@@ -18,8 +20,10 @@ from ...models.sharing import (
     Decision,
     Planner,
     SharingMember,
+    SharingReport,
     Statistics,
     check_learner,
+    frozen_parts,
 )
 
 if TYPE_CHECKING:
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 class AutoSharing:
     """Starts with every cell shared by all peers, and changes that where held-out loss falls.
+
+    Parts that are not trained (parameters with `requires_grad=False`) stay shared.
 
         arena = Arena(learners, sharing=AutoSharing())
         for round in arena.run(30): ...
@@ -40,10 +46,19 @@ class AutoSharing:
         Seeds which samples are held out.
     dry_run
         Report decisions in `decisions`, but do not take them.
+    keep_models
+        Start with the learners' own partial models, and change only cells that all peers share.
     """
 
-    def __init__(self, options: AutoOptions | None = None, *, seed: int = 0, dry_run: bool = False):
-        self.options, self.seed = options or AutoOptions(), seed
+    def __init__(
+        self,
+        options: AutoOptions | None = None,
+        *,
+        seed: int = 0,
+        dry_run: bool = False,
+        keep_models: bool = False,
+    ):
+        self.options, self.seed, self._keep_models = options or AutoOptions(), seed, keep_models
         self._planner = Planner(self.options, dry_run=dry_run)
         self.reason = ""
         """Why nothing is decided in this swarm; empty if it is."""
@@ -63,30 +78,56 @@ class AutoSharing:
         """Which peers share which cells now."""
         return self.plan.assignment
 
-    def start(self, learners: Sequence[object], mixing: Mixing) -> None:
-        """Share every cell, and hold out samples; raise if a learner is not suitable."""
-        suitable = [check_learner(learner) for learner in learners]
-        networks = [learner.network for learner in suitable]
+    def first_assignment(self, learners: Sequence[object]) -> Assignment:
+        """Return the assignment with which a swarm starts; raises ModelError if a learner is not suitable."""
+        networks = [check_learner(learner).network for learner in learners]
         anatomies = {network.slicing.anatomy.digest for network in networks}
         if len(anatomies) > 1:
             raise ModelError(
                 f"AutoSharing needs one architecture for all peers; there are {len(anatomies)}"
             )
+        if len(networks[0].slicing.anatomy.parts) < 2:
+            raise ModelError(
+                "the network's layers could not be analysed, so there are no parts to share: gossamer slices "
+                "says why"
+            )
+        anatomy = networks[0].slicing.anatomy.with_norm_parts(norm_layers(networks[0].module))
+        if self._keep_models:
+            return Assignment.of(networks, anatomy)
+        return Assignment.shared(anatomy, [network.peer for network in networks])
+
+    def start(self, learners: Sequence[object], mixing: Mixing) -> None:
+        """Slice the networks, and hold out samples; raises ModelError if a learner is not suitable."""
+        assignment = self.first_assignment(learners)
+        suitable = [check_learner(learner) for learner in learners]
         fewest = min(len(learner.samples[1]) for learner in suitable)
-        if len(networks) < MIN_PEERS:
-            self.reason = f"{len(networks)} peers are too few to compare; it takes {MIN_PEERS}"
+        if len(suitable) < MIN_PEERS:
+            self.reason = f"{len(suitable)} peers are too few to compare; it takes {MIN_PEERS}"
         elif fewest < MIN_SAMPLES:
             self.reason = (
                 f"a peer has {fewest} training samples; holding some out takes {MIN_SAMPLES}"
             )
-        anatomy = networks[0].slicing.anatomy.with_norm_parts(norm_layers(networks[0].module))
-        assignment = Assignment.shared(anatomy, [network.peer for network in networks])
+        self._frozen = frozenset.intersection(
+            *(frozen_parts(learner, assignment.anatomy) for learner in suitable)
+        )
+        parts = [part for part in assignment.anatomy.names if part not in self._frozen]
+        if not self.reason and not any(len(assignment.cells(part, GLOBAL)) for part in parts):
+            self.reason = "no part is both trained and shared by all peers"
         self.plan = self._planner.first(assignment, deciding=not self.reason)
+        self._report = SharingReport(assignment, dry_run=self._planner.dry_run, reason=self.reason)
         self._members = [
             SharingMember(learner, self.plan, self.options, seed=self.seed) for learner in suitable
         ]
         self._mean = _TrackedMean(mixing, len(suitable))
         self._round = 0
+
+    def as_record(self) -> dict[str, Any]:
+        """Return all decisions, comparisons and assignments as plain data."""
+        return self._report.as_record(self.decisions, self.compared)
+
+    def sentences(self) -> list[str]:
+        """Return a sentence for every decision."""
+        return [self._report.decision(decision)["sentence"] for decision in self.decisions]
 
     def replace_samples(self, samples: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Give every peer other training samples, as many as before; call `Arena.renew` afterwards."""
@@ -112,7 +153,11 @@ class AutoSharing:
         if self._round < self.plan.until:
             return False
         before = self.plan.layout
-        plan = self.plan = self._planner.next(self.plan, Statistics(before, means[0]))
+        plan = self._planner.next(self.plan, Statistics(before, means[0]))
+        # A part that is not trained could only seem to gain, by the weights that lead out of it.
+        candidates = tuple(one for one in plan.candidates if one.part not in self._frozen)
+        self.plan = plan = replace(plan, candidates=candidates)
+        self._report.add(self._round, plan.assignment)
         if plan.layout.key != before.key:
             self._mean.restart()
         changed = [member.follow(plan) for member in self._members]

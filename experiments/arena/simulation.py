@@ -31,7 +31,15 @@ from ...models import AssociativeNetwork, Layout, Metrics, ModelError
 from ...models.stack import MemoryNeeds, estimate_memory, free_memory
 from ...peer import MatchedStore, blocks, schema_entries
 from ...topology import Event, TopologyError, draw_events, read_events
-from ..build import Member, Swarm, check_compression, members_in_order, require_push, shared_models
+from ..build import (
+    Member,
+    Swarm,
+    check_compression,
+    members_in_order,
+    refuse_auto_sharing,
+    require_push,
+    shared_models,
+)
 from ..cli import console
 from ..config.needs import warn_unused_keys
 from ..config.tables import Churn, Config, ConfigError, Time
@@ -41,6 +49,7 @@ from .arena import Arena, Round
 from .events import EventSimulator, VirtualTime, Wire
 from .lockstep import Gossip, Mixing, Server
 from .network import Conditions, TimeError, World, parse
+from .sharing import AutoSharing
 
 # --- in lockstep ------------------------------------------------------------------------------------
 
@@ -56,6 +65,8 @@ class Simulation:
     """A store for each peer, if a partial model is averaged at a common width."""
     wire: Wire | None = None
     """How values are transmitted, if they are rounded, compressed or skipped."""
+    sharing: AutoSharing | None = None
+    """Decides what peers share, with `sharing = "auto"`."""
 
     @classmethod
     def of(cls, config: Config, source: str = "config", *, warn: bool = True) -> Simulation:
@@ -76,8 +87,9 @@ class Simulation:
             from ..graphs import mixing_of  # scipy is slow to import, and needed only with a graph
 
             mixing = mixing_of(config, shared_models(members), source)
+        sharing = _auto_sharing(config, members, source) if config.sharing == "auto" else None
         if not config.gossip.lossy_keys:
-            return cls(config, members, mixing, stores)
+            return cls(config, members, mixing, stores, sharing=sharing)
         mixing, wire = _wiring(config, members, mixing, source)
         return cls(config, members, mixing, stores, wire)
 
@@ -93,12 +105,41 @@ class Simulation:
             mixing=self.mixing,
             stores=self.stores,
             wire=self.wire,
+            sharing=self.sharing,
             threads=threads,
         )
 
     def rounds(self, arena: Arena | None = None) -> Iterator[Round]:
         """Run the config's rounds, in a new arena if none is given."""
         yield from (arena or self.arena()).run(self.config.rounds)
+
+
+def _auto_sharing(config: Config, members: Sequence[Member], source: str) -> AutoSharing:
+    """Return what decides about sharing; raises ConfigError if other keys do not allow that."""
+    refused = {
+        "data.set": ("sparse vectors, which are not learned by gradients", config.data.set == "sparse"),
+        "fednp": ("FedNP, whose loss is not a sum over samples", config.fednp is not None),
+        "training.proximal": ("a penalty beside the loss of samples", config.training.proximal > 0),
+        "network.sizes": ("networks of several sizes", bool(config.network.sizes)),
+        "network.buffers": ("norm layers treated by hand", config.network.buffers != "average"),
+        **{
+            f"models.{number}.matching": ("matched cells", model.matching != "none")
+            for number, model in enumerate(config.models)
+        },
+        **{f"gossip.{key}": ("values that change on the way", True) for key in config.gossip.lossy_keys},
+    }  # fmt: skip
+    for key, (what, given) in refused.items():
+        if given:
+            raise ConfigError(
+                f"{source}: key 'sharing': peers cannot decide what they share with {what} ({key}); leave "
+                "one of them out"
+            )
+    sharing = AutoSharing(seed=config.seed, dry_run=config.dry_run, keep_models=bool(config.models))
+    try:
+        sharing.first_assignment([member.learner for member in members])
+    except ModelError as error:
+        raise ConfigError(f"{source}: key 'sharing': {error}") from None
+    return sharing
 
 
 def expected_needs(config: Config) -> MemoryNeeds:
@@ -185,6 +226,7 @@ class LearningSimulation:
                 "[time], or run live peers with gossamer swarm"
             )
         require_push(config, source, "peers in virtual time", "leave out [time]")
+        refuse_auto_sharing(config, source, "peers in virtual time", "leave out [time]")
         self.members, _ = members_in_order(Swarm(config, source))
         graph = _graph(config, self.members, source)
         self.world, self.seconds = _world(config, graph, source)
@@ -424,9 +466,10 @@ def simulate(
 ) -> list[Path]:
     """Run a simulation and write config.json, metrics.jsonl, summary.csv and accuracy.png / .svg.
 
-    If values are compressed, rounded or skipped, traffic.csv has the bytes of each shared model. With
-    `networks`, every peer's network is saved as safetensors too. After Ctrl-C, the files hold the results
-    so far, and KeyboardInterrupt is raised again.
+    If values are compressed, rounded or skipped, traffic.csv has the bytes of each shared model. If peers
+    decide what they share, every decision is printed, and sharing.json has all of them. With `networks`,
+    every peer's network is saved as safetensors too. After Ctrl-C, the files hold the results so far, and
+    KeyboardInterrupt is raised again.
     """
     # Before the results folder is created, since this raises if memory is too small.
     arena, members = simulation.arena(), simulation.members
@@ -435,11 +478,39 @@ def simulate(
         written,
     ):
         console.warn(str(arena.needs()))
-        for round in simulation.rounds(arena):
-            for member, test in zip(members, round.tests, strict=False):
-                file.write({"round": round.index, **_test_record(member, test)})
-            on_round(round)
+        with _recorded_sharing(arena.sharing, results.folder) as tell:
+            for round in simulation.rounds(arena):
+                for member, test in zip(members, round.tests, strict=False):
+                    file.write({"round": round.index, **_test_record(member, test)})
+                tell()
+                on_round(round)
+    if arena.sharing is not None:
+        written.append(results.folder / SHARING_FILE)
     return written
+
+
+SHARING_FILE = "sharing.json"
+"""The file of what peers have decided to share; `gossamer assignment` reads it."""
+
+
+@contextmanager
+def _recorded_sharing(sharing: AutoSharing | None, folder: Path) -> Iterator[Callable[[], None]]:
+    """Write what was decided about sharing when the run ends; yields a function that prints new decisions."""
+    told = 0
+
+    def tell() -> None:
+        nonlocal told
+        for sentence in [] if sharing is None else sharing.sentences()[told:]:
+            console.warn(sentence)
+            told += 1
+
+    if sharing is not None and sharing.reason:
+        console.warn(f"everything stays shared as it is: {sharing.reason}")
+    try:
+        yield tell
+    finally:
+        if sharing is not None:
+            write_json(folder / SHARING_FILE, sharing.as_record())
 
 
 def simulate_in_time(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -219,25 +219,6 @@ def part_table(slicing: Slicing) -> pd.DataFrame:
     return pd.DataFrame(columns, index=pd.Index([part.name for part in anatomy.parts]))
 
 
-def connected_parts(slicing: Slicing) -> dict[tuple[int, int], bool]:
-    """Return the pairs of parts that have parameters between them, the earlier part first.
-
-    A part may be connected to itself. The value is True if no model averages these parameters, whatever
-    their cells: those of batch norm with `buffers = "local"`, which keeps norms private (FedBN).
-    """
-    import numpy as np
-
-    part_of = _part_of_cells(slicing)
-    pairs: dict[tuple[int, int], bool] = {}
-    for parameter in slicing.anatomy.parameters:
-        parts_by_axis = [np.unique(part_of[axis]).tolist() for axis in _axes(parameter.axes)]
-        for parts, other_parts in combinations(parts_by_axis, 2):
-            for a, b in product(parts, other_parts):
-                pair = (min(a, b), max(a, b))
-                pairs[pair] = pairs.get(pair, True) and parameter.never_averaged
-    return dict(sorted(pairs.items()))
-
-
 def _part_of_cells(slicing: Slicing) -> np.ndarray:
     """Return the index of the part of every cell of the network."""
     import numpy as np
@@ -327,7 +308,7 @@ class _Picture:
     def draw(self) -> None:
         """Draw lines and arcs, the cells above them, and a legend."""
         arcs = 0
-        for (first, second), never_averaged in connected_parts(self._slicing).items():
+        for (first, second), never_averaged in self._slicing.anatomy.connections().items():
             if first in self._heights and second in self._heights:
                 if self._heights[first] - self._heights[second] == 1:
                     self._draw_lines(first, second, never_averaged)

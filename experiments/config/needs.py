@@ -156,6 +156,16 @@ NEEDS: tuple[Need, ...] = (
         lambda case: not case.sparse,
     ),
     Need(
+        "dry_run",
+        'it is for sharing = "auto"',
+        lambda case: case.config.sharing == "auto",
+    ),
+    Need(
+        "cross",
+        'with sharing = "auto", weights between models are always averaged by the peers that share both',
+        lambda case: case.config.sharing != "auto" or bool(case.config.models),
+    ),
+    Need(
         "gossip.mode",
         "without a topology, exact means are computed in lockstep; with a topology and gossip.exchanges, all "
         "modes make the same number of exchanges",

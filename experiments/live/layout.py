@@ -34,7 +34,15 @@ from ...peer import (
     SwarmSpec,
 )
 from ...peer import label as label_of
-from ..build import Member, Swarm, check_compression, require_push, shared_models, trained_file
+from ..build import (
+    Member,
+    Swarm,
+    check_compression,
+    refuse_auto_sharing,
+    require_push,
+    shared_models,
+    trained_file,
+)
 from ..cli import console
 from ..cli.live import broker_password
 from ..config.needs import warn_unused_keys
@@ -69,6 +77,7 @@ class SwarmLayout:
 
     def __init__(self, config: Config, source: str, swarm: Swarm) -> None:
         require_push(config, source, "live peers", "run gossamer simulate")
+        refuse_auto_sharing(config, source, "live peers", "run gossamer simulate")
         warn_unused_keys(config, "live", source)
         self.config, self.source, self.swarm = config, source, swarm
         self.labels = tuple(str(index) for index in range(config.peers))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, product
 from math import nan
@@ -21,6 +21,7 @@ from ...models import Learner, Metrics, ModelGraph, SlicedNetwork
 from ..arena import Arena
 from ..arena.simulation import Simulation
 from ..build import Member, Swarm
+from ..cli import console
 from ..config.named_files import fingerprint, refuse_changed
 from ..config.needs import refuse_unused_axes, warn_unused_in_sweep
 from ..config.tables import Config, ConfigError, parse_config
@@ -163,6 +164,7 @@ def run_cells(cells: list[Cell], job: Job) -> list[Record]:
         {
             "key": cell.key, "line": cell.line, "settings": dict(cell.settings),
             "seed": cell.config.seed, "accuracy": result.accuracy, "worst": result.worst,
+            **({} if result.decisions is None else {"decisions": list(result.decisions)}),
         }
         for cell, result in zip(cells, results, strict=True)
     ]  # fmt: skip
@@ -170,10 +172,14 @@ def run_cells(cells: list[Cell], job: Job) -> list[Record]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Accuracy after the last round: the mean over peers, and that of the worst peer."""
+    """Accuracy after the last round: the mean over peers, and that of the worst peer.
+
+    decisions: what peers have decided about their sharing; None if that was not theirs to decide.
+    """
 
     accuracy: float
     worst: float
+    decisions: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, tests: Sequence[Metrics]) -> Outcome:
@@ -193,7 +199,12 @@ def outcome(config: Config, source: str = "config", threads: int = 1) -> Outcome
         return _outcome_in_time(config, source, threads)
     simulation = Simulation.of(config, source, warn=False)  # the sweep warns once, for all runs
     arena = simulation.arena(threads)
-    return Outcome.of(list(simulation.rounds(arena))[-1].tests)
+    result = Outcome.of(list(simulation.rounds(arena))[-1].tests)
+    if (sharing := arena.sharing) is None:
+        return result
+    if sharing.reason:
+        console.warn(f"{source}: everything stays shared as it is: {sharing.reason}")
+    return replace(result, decisions=tuple(sharing.sentences()))
 
 
 def _outcome_in_time(config: Config, source: str, threads: int) -> Outcome:
@@ -272,6 +283,7 @@ def stackable(cells: Sequence[Cell]) -> list[list[Cell]]:
         capacity = min(MOST_STACKED_RUNS, MOST_STACKED_COORDINATES // max(_coordinates(config), 1))
         exact = config.time is None and config.topology is None and not config.bridge
         exact = exact and not config.gossip.lossy_keys and config.gossip.rule == "push"
+        exact = exact and config.sharing == "models"
         exact = exact and all(model.matching == "none" for model in config.models)
         exact = exact and not config.network.name_or_entry  # of unknown size until it is built
         if not exact or capacity < 2:

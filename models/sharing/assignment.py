@@ -7,13 +7,16 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..anatomy import Anatomy
 from ..errors import ModelError
 from ..slicing import ModelGraph
+
+if TYPE_CHECKING:
+    from ..network import SlicedNetwork
 
 GLOBAL = 0
 """The scheme of cells that all peers average."""
@@ -55,6 +58,53 @@ class Assignment:
         schemes = ((0,) * count, tuple(range(count)))
         cells = np.full(anatomy.first_cells[-1], GLOBAL)
         return cls(anatomy, tuple(peers), schemes, cells)
+
+    @classmethod
+    def of(cls, networks: Sequence[SlicedNetwork], anatomy: Anatomy) -> Assignment:
+        """Return the assignment by which the networks' own partial models average.
+
+        anatomy: that of all networks, perhaps with norms as parts of their own. Raises ModelError if their
+        models average in a way that no assignment describes.
+        """
+        peers, names = len(networks), dict[str, int]()
+        # Numbers of models: of every peer's cells, and of what averages its coordinates, negative if nothing.
+        model_of = np.full((peers, int(anatomy.first_cells[-1])), -1)
+        averaged_by = np.repeat(-1 - np.arange(peers)[:, None], anatomy.size, axis=1)
+        for row, network in enumerate(networks):
+            for model in network.models:
+                number = names.setdefault(model, len(names))
+                for part, cells in enumerate(network.slicing.cells[model]):
+                    model_of[row, anatomy.first_cells[part] + cells] = number
+            for model in network.averaged_models:
+                number = names.setdefault(model, len(names))
+                averaged_by[row, network.slicing.coordinates(model)] = number
+        shared = cls.shared(anatomy, [network.peer for network in networks])
+        columns, column_of = np.unique(model_of, axis=1, return_inverse=True)
+        labels = [renumbered(column) for column in columns.T.tolist()]
+        schemes = tuple(dict.fromkeys([*shared.schemes, *labels]))
+        if len(schemes) > MAX_GROUPINGS:
+            raise ModelError(
+                f"the partial models divide peers in {len(schemes)} ways; there may be {MAX_GROUPINGS}"
+            )
+        scheme_of = np.array([schemes.index(one) for one in labels])[column_of.ravel()]
+        found = replace(shared, schemes=schemes, scheme_of=scheme_of)
+        if not found._averages_like(averaged_by) or not _same_coordinates(networks):
+            raise ModelError(
+                "weights between the cells of different partial models must be averaged by the peers that "
+                "have both models: let one model depend on the other, or average across models"
+            )
+        return found
+
+    def _averages_like(self, averaged_by: np.ndarray) -> bool:
+        """Return whether the same peers average every coordinate; averaged_by: a model's number by peer."""
+        for code in np.unique(self.codes).tolist():
+            groups = np.array(self.together(code))
+            block = averaged_by[:, self.codes == code]
+            firsts = block[[int(np.argmax(groups == group)) for group in range(groups.max() + 1)]]
+            apart = np.diff(np.sort(firsts, axis=0), axis=0)
+            if (block != firsts[groups]).any() or not apart.all():
+                return False
+        return True
 
     def change(
         self, part: str, cells: Sequence[int] | np.ndarray, scheme: int | Labels
@@ -207,6 +257,17 @@ class Assignment:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             raise ModelError("an assignment does not describe the cells of this network") from None
         return cls(anatomy, peers, schemes, scheme_of)
+
+
+def _same_coordinates(networks: Sequence[SlicedNetwork]) -> bool:
+    """Return whether every model has the same coordinates, in the same order, on all peers that have it."""
+    first: dict[str, np.ndarray] = {}
+    return all(
+        np.array_equal(first.setdefault(model, coordinates), coordinates)
+        for network in networks
+        for model in network.averaged_models
+        for coordinates in [network.slicing.coordinates(model)]
+    )
 
 
 def renumbered(labels: Iterable[object]) -> Labels:

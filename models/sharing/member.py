@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..anatomy import Anatomy
 from ..errors import ModelError
 from ..learner import Metrics, SgdLearner, UpdateRule
 from ..slicing import seeded_rng
@@ -225,6 +226,26 @@ def check_learner(learner: object) -> SgdLearner:
     return learner
 
 
+def frozen_parts(learner: SgdLearner, anatomy: Anatomy) -> frozenset[str]:
+    """Return the parts whose values training never changes: no parameter that leads into them is trained.
+
+    Statistics of norm layers are not parameters, and change even if nothing is trained.
+    """
+    every = [{"params": list(learner.network.module.parameters())}]
+    trained = {
+        id(parameter)
+        for group in getattr(learner.optimizer, "param_groups", every)
+        for parameter in group["params"]
+        if parameter.requires_grad and group.get("lr", 1.0) != 0
+    }
+    changes = np.ones(anatomy.size, bool)
+    for name, parameter in learner.network.module.named_parameters():
+        changes[anatomy.spans[name]] = id(parameter) in trained
+    return frozenset(
+        part for part in anatomy.names if not changes[coordinates_into(anatomy, part)].any()
+    )
+
+
 @dataclass
 class _Movement:
     """What training moves away from the average, over the last rounds.
@@ -287,7 +308,8 @@ class _Head:
         leaves = [(name, one) for name, one in layers if not list(one.children())]
         rule = read_rule(learner)
         name, layer = leaves[-1] if leaves else ("", learner.network.module)
-        if not isinstance(layer, nn.Linear) or rule is None:
+        trained = all(parameter.requires_grad for parameter in layer.parameters())
+        if not isinstance(layer, nn.Linear) or rule is None or not trained:
             return None
         head, inputs = cls(learner, name, layer, rule), learner.samples[0][:2]
         with torch.no_grad():

@@ -14,6 +14,7 @@ from gossamer.experiments.arena import Arena, AutoSharing, ExactMean, Gossip, Mi
 from gossamer.experiments.data import load
 from gossamer.models import (
     ModelError,
+    ModelGraph,
     ProximalLearner,
     SgdLearner,
     SlicedNetwork,
@@ -119,6 +120,50 @@ def test_a_dry_run_reports_and_changes_nothing() -> None:
     sharing, _ = run(members, 11, dry_run=True)
     assert sharing.decisions
     assert all(member.network.models == ("global",) for member in members)
+
+
+@pytest.mark.parametrize(
+    ("layer", "frozen"), [("0", {"input", "0"}), ("2", {"2"})], ids=["hidden", "outputs"]
+)
+def test_parts_that_are_not_trained_are_never_candidates(layer: str, frozen: set[str]) -> None:
+    members = learners(permuted=True)
+    for member in members:
+        member.network.module.get_submodule(layer).requires_grad_(False)
+    start = members[0].network.module.get_submodule(layer).weight.clone()
+    sharing, _ = run(members, 14)
+    assert sharing.decisions
+    assert not frozen & {one.part for one in sharing.compared}
+    for member in members:
+        torch.testing.assert_close(member.network.module.get_submodule(layer).weight, start)
+
+
+def test_a_network_that_is_not_trained_decides_nothing() -> None:
+    members = learners(permuted=True, peers=4)
+    for member in members:
+        member.network.module.requires_grad_(False)
+    sharing = AutoSharing()
+    Arena(members, sharing=sharing)
+    assert "no part is both trained and shared" in sharing.reason
+    assert all(len(member.samples[1]) == 120 for member in members)
+
+
+def test_partial_models_that_not_all_peers_share_stay_as_they_are() -> None:
+    members = learners(permuted=True)
+    for index, member in enumerate(members):
+        slices = {"global": {"*": 1.0, "2": 0.5}, f"task{index % 2}": {"2": 0.5}}
+        graph = ModelGraph({"global": [], f"task{index % 2}": ["global"]})
+        member.network.reslice(slices, graph, cross=False)
+    sharing, _ = run(members, 14, keep_models=True)
+    assert sharing.decisions
+    outputs = sharing.as_record()["history"][0]["assignment"]["cells"]["2"]
+    assert outputs == {"0": [0, 1, 2, 3, 4], "2": [5, 6, 7, 8, 9]}
+    assert sharing.assignment.schemes[2] == (0, 1) * 5
+    assert set(range(5, 10)) <= set(sharing.assignment.cells("2", 2).tolist())
+    assert all(
+        not set(range(5, 10)) & set(one.candidate.cells)
+        for one in sharing.decisions
+        if one.candidate.part == "2"
+    )
 
 
 @pytest.mark.parametrize(

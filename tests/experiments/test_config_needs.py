@@ -63,6 +63,8 @@ ROWS: list[Row] = [
     ("training.optimizer", "adam", SPARSE, NOTHING, None),
     ("training.weight_decay", 0.1, SPARSE, NOTHING, None),
     ("training.loss", "squared", SPARSE, NOTHING, None),
+    ("dry_run", True, NOTHING, {"sharing": "auto"}, None),
+    ("cross", True, {"sharing": "auto"}, NOTHING, None),
     ("gossip.mode", "rounds", NOTHING, RING, None),
     ("gossip.mode", "rounds", RING | {"gossip.exchanges": 2}, {"gossip.compress": "int8"}, None),
     ("gossip.exchanges", 3, NOTHING, RING, None),

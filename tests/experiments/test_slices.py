@@ -11,7 +11,6 @@ from cli_kit import Run, runs
 
 from gossamer.experiments.cli.slices import (
     MAX_DRAWN_CELLS,
-    connected_parts,
     draw_slices,
     drawn_parts,
     models_of_drawn_cells,
@@ -59,13 +58,13 @@ def test_a_parameter_counts_where_it_leads() -> None:
 
 def test_links_go_over_skips_and_back_to_the_same_part() -> None:
     names = [part.name for part in residual().slicing.anatomy.parts]
-    found = {(names[one], names[other]) for one, other in connected_parts(residual().slicing)}
+    found = {(names[one], names[other]) for one, other in residual().slicing.anatomy.connections()}
     assert ("0", "4.conv2") in found  # the skip
     assert ("0", "3.conv1") in found
     recurrent = SlicedNetwork(
         lstm_classifier(3, 2, hidden=4), {"g": 1.0}, example=torch.rand(2, 5, 3)
     )
-    assert any(one == other for one, other in connected_parts(recurrent.slicing))
+    assert any(one == other for one, other in recurrent.slicing.anatomy.connections())
 
 
 # The picture

@@ -73,6 +73,34 @@ def test_an_assignment_averages_as_networks_with_its_slices_do(seed: int) -> Non
     np.testing.assert_allclose(values(networks), assignment.average(before, every), atol=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_the_assignment_of_sliced_networks_is_found(seed: int) -> None:
+    networks = perceptrons()
+    assignment = random_assignment(seed, networks)
+    reslice(networks, assignment)
+    found = Assignment.of(networks, assignment.anatomy)
+    assert not len(found.differs(assignment))
+
+
+def test_models_that_no_assignment_describes_are_refused() -> None:
+    def networks(cross: bool) -> list[SlicedNetwork]:
+        slices = {"one": {"*": 0.5}, "two": {"*": 0.5}}
+        return [
+            SlicedNetwork(mlp("6=4=2"), slices, peer=peer, rest=None, cross=cross) for peer in PEERS
+        ]
+
+    anatomy = networks(cross=True)[0].slicing.anatomy
+    found = Assignment.of(networks(cross=True), anatomy)
+    assert not len(found.differs(Assignment.shared(anatomy, PEERS)))
+    with pytest.raises(ModelError, match="average across models"):
+        Assignment.of(networks(cross=False), anatomy)
+    moved = networks(cross=True)
+    slices = {"one": [[5, 4, 3, 2, 1, 0], [0, 1], [0]], "two": [[], [2, 3], [1]]}
+    moved[0] = SlicedNetwork(mlp("6=4=2"), slices, peer=PEERS[0], rest=None, cross=True)
+    with pytest.raises(ModelError, match="weights between"):
+        Assignment.of(moved, anatomy)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_only_coordinates_that_differ_change_between_two_assignments(seed: int) -> None:
     networks = perceptrons()

@@ -1,0 +1,158 @@
+"""`sharing = "auto"` in a config: peers decide what they share, and the run says what and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from results_kit import at
+
+from gossamer.experiments.arena import simulate_in_time
+from gossamer.experiments.arena.simulation import Simulation, simulate
+from gossamer.experiments.config.tables import ConfigError, parse_config
+from gossamer.experiments.live.layout import plan
+from gossamer.experiments.study import Job
+from gossamer.experiments.study.sweep import expand, run_cells, stackable
+from gossamer.peer import BrokerAddress
+
+torch.set_num_threads(1)
+
+SWAPPED = {"kind": "cycle", "last": 10, "peers": [1, 3, 5, 7, 9]}
+BASE: dict[str, Any] = {
+    "name": "auto",
+    "peers": 10,
+    "rounds": 14,
+    "sharing": "auto",
+    "data": {"samples": 120, "partition": "iid", "test": 60},
+    "tasks": [SWAPPED],
+    "network": {"layout": "64=30=10"},
+    "training": {"local_samples": 120},
+}
+
+
+def run(folder: Path, **table: Any) -> tuple[dict[str, Any], Simulation]:
+    """Simulate, and return sharing.json."""
+    simulation = Simulation.of(parse_config(BASE | table))
+    simulate(simulation, at(folder))
+    return json.loads((folder / "sharing.json").read_text()), simulation
+
+
+def test_a_run_reports_every_decision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report, simulation = run(tmp_path)
+    assert report["decisions"]
+    err = capsys.readouterr().err
+    for decision in report["decisions"]:
+        assert err.count(decision["sentence"]) == 1
+    first = report["decisions"][0]
+    names = [str(peer) for peer in range(10)]
+    assert sorted(name for group in first["groups"] for name in group) == sorted(names)
+    assert [one["round"] for one in report["history"]] == [
+        0, *(one["round"] for one in report["decisions"])
+    ]  # fmt: skip
+    chosen = [one for one in report["compared"] if one["chosen"]]
+    assert [(one["round"], one["part"], one["gain"]) for one in chosen] == [
+        (one["round"], one["part"], one["gain"]) for one in report["decisions"]
+    ]
+    assert report["assignment"] == report["history"][-1]["assignment"]
+    assert simulation.sharing is not None
+    assert report["assignment"] == simulation.sharing.assignment.as_record()
+    assert (report["reason"], report["dry_run"]) == ("", False)
+
+
+def test_a_dry_run_says_would_and_shares_everything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, simulation = run(tmp_path, dry_run=True)
+    assert report["decisions"]
+    assert "would be averaged in 2 groups" in capsys.readouterr().err
+    assert len(report["history"]) == 1
+    assert all(member.network.models == ("global",) for member in simulation.members)
+
+
+def test_too_few_peers_is_a_warning_and_everything_is_shared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, simulation = run(tmp_path, peers=3, tasks=[], rounds=2)
+    assert "3 peers are too few" in report["reason"]
+    assert f"everything stays shared as it is: {report['reason']}" in capsys.readouterr().err
+    assert all(member.network.models == ("global",) for member in simulation.members)
+
+
+def test_it_works_on_a_graph_and_with_a_ready_network(tmp_path: Path) -> None:
+    report, _ = run(
+        tmp_path, topology="regular:4", rounds=3, network={"name": "small-cnn"},
+        training={"local_samples": 10},
+    )  # fmt: skip
+    assert report["reason"] == ""
+    assert len(report["network"]["parts"]) > 2
+
+
+MODELS = [
+    {"name": "global", "layout": "64-30-5"},
+    {"name": "{task}", "layout": "0-0-5", "depends": ["global"]},
+]
+
+
+def test_models_of_some_peers_stay_as_they_are(tmp_path: Path) -> None:
+    report, _ = run(tmp_path, models=MODELS)
+    cells = report["history"][0]["assignment"]["cells"]["2"]
+    assert cells == {"0": [0, 1, 2, 3, 4], "2": [5, 6, 7, 8, 9]}
+    assert [cell for cell in report["assignment"]["cells"]["2"]["2"] if cell >= 5] == [
+        5,
+        6,
+        7,
+        8,
+        9,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"training": {"proximal": 0.1}}, r"training\.proximal"),
+        ({"fednp": {}}, "fednp"),
+        ({"topology": "ring", "gossip": {"compress": "int8"}}, r"gossip\.compress"),
+        ({"data": {"set": "sparse"}, "network": {"layout": "50<>40"}, "tasks": []}, r"data\.set"),
+        (
+            {
+                "network": {"layout": "64=30=10", "sizes": [{"layout": "64=20=10", "peers": 1}]},
+            },
+            r"network\.sizes",
+        ),
+        ({"network": {"name": "resnet", "buffers": "local"}}, r"network\.buffers"),
+        (
+            {"models": [{"name": "global", "layout": "64-30-10", "matching": "align"}]},
+            r"models\.0\.matching",
+        ),
+        (
+            {"models": [{"name": "a", "layout": "64-30-0"}, {"name": "b", "layout": "0-0-10"}]},
+            "let one model depend on the other",
+        ),
+    ],
+)
+def test_what_it_cannot_be_combined_with_is_one_line(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^c\.toml: key 'sharing': .*{words}") as caught:
+        Simulation.of(parse_config(BASE | table), "c.toml", warn=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_virtual_time_and_live_peers_are_refused(tmp_path: Path) -> None:
+    timed = parse_config(BASE | {"time": {}})
+    with pytest.raises(ConfigError, match=r"key 'sharing': peers in virtual time .*out \[time\]"):
+        simulate_in_time(timed, at(tmp_path / "timed"))
+    with pytest.raises(ConfigError, match=r"key 'sharing': live peers .*run gossamer simulate"):
+        plan(parse_config(BASE), tmp_path / "live", BrokerAddress("mqtt://127.0.0.1:1"), "config")
+
+
+def test_a_sweep_compares_it_with_partial_models(tmp_path: Path) -> None:
+    short = {"rounds": 3, "models": [{"name": "global", "layout": "64-30-10"}]}
+    config = parse_config(BASE | short | {"sweep": {"sharing": ["models", "auto"], "seeds": 2}})
+    cells = expand(config)
+    batches = stackable(cells)
+    assert [len(batch) for batch in batches] == [2, 1, 1]  # decisions are made one swarm at a time
+    records = [record for batch in batches for record in run_cells(batch, Job(tmp_path))]
+    assert [record["settings"]["sharing"] for record in records] == ["models"] * 2 + ["auto"] * 2
+    assert [record.get("decisions") for record in records] == [None, None, [], []]
