@@ -67,6 +67,5 @@ from .settings import TrustMode as TrustMode
 from .store import MatchedStore as MatchedStore
 from .store import NetworkStore as NetworkStore
 from .store import schema_entries as schema_entries
-from .store import schema_hashes as schema_hashes
 from .swarm import LocalSwarm as LocalSwarm
 from .swarm import SwarmSpec as SwarmSpec

@@ -68,6 +68,14 @@ class OtherPeers:
                     del self.known[event.peer]
                     self._offline.discard(event.peer)
 
+    def names_online(self) -> list[str]:
+        """Return the names of all peers that are online and not leaving."""
+        return [
+            peer
+            for peer, other in self.known.items()
+            if peer not in self._offline and not other.leaving
+        ]
+
     def clear(self) -> None:
         """Forget all peers."""
         self.known.clear()
@@ -115,6 +123,13 @@ class Bootstrap:
         self._counting_seen.clear()
         self._warned.clear()
         return dict(self._start_digests)
+
+    def update_models(self, gossiper: Gossiper) -> None:
+        """Take over the gossiper's models after they have changed; those without own weight wait."""
+        self._start_digests = {m: digest(self._store.read(m)) for m in gossiper.models}
+        self.waiting = {m for m in gossiper.models if not gossiper.injected(m)}
+        seen = self._counting_seen
+        self._counting_seen = {m: seen.get(m, self._waiting_since) for m in gossiper.models}
 
     def begin(self, gossiper: Gossiper, now: float, *, as_founder: bool, all_online: bool) -> None:
         """Start deciding.

@@ -35,17 +35,19 @@ from ..gossip import (
     ServerMode,
     WireDtype,
     as_sent,
+    schema_hash,
     sufficient_dtype,
 )
 from ..gossip.security import InitialEstimate, Intake, NullSecurity, SecurityLayer, guard
-from ..models import Learner, Metrics, PeerCountAware, WeightAware
+from ..models import Learner, Metrics, ModelError, PeerCountAware, WeightAware
 from .bootstrap import Bootstrap, OtherPeers, PeerGuards
 from .exits import PeerError
 from .machine import Machine, Saver, portable_time, trim_heap, uptime_of
 from .outgoing import Compression, Dispatch, Outgoing, Privacy
 from .presence import Event, Gone, Goodbye, Offline, Online, Phase, Statement
 from .settings import Limits, Settings
-from .store import Agreement, MatchedStore, schema_hashes
+from .sharing import LiveSharing
+from .store import Agreement, MatchedStore
 
 _log = logging.getLogger(__name__)
 
@@ -141,6 +143,8 @@ class View:
     """Why this session must end, if neighbours have credibly rejected it; else empty."""
     received: int
     """Number of messages received so far."""
+    plan: int
+    """The version of the plan that is followed; 0 without one."""
 
 
 @dataclass(frozen=True)
@@ -214,9 +218,10 @@ class Engine:
         self.machine, self.samples = machine or Machine(), samples
         self.network = learner.network
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
-        self.schemas = schema_hashes(self.network, self.store.common_width)
-        self.schema_entries = {model: self.store.schema(model) for model in self.schemas}
-        """Per partial model: names and shapes of the parameters in its vector, as published on the card."""
+        self.sharing: LiveSharing | None = None
+        """Decides with the other peers which cells are shared; None if the partial models are given."""
+        if settings.sharing == "auto":
+            self.sharing = LiveSharing(name, learner, self.store, rounds=settings.rounds, seed=seed)
         self.weight = ONE * (samples if settings.weights == "samples" else 1)
         self.history = PeerHistory()
         self.ending: Ending | None = None
@@ -232,25 +237,17 @@ class Engine:
         repeated, and a restarted broker has lost it."""
         self._unsent_messages: list[Message] = []
         """Messages that may not be sent before a checkpoint is written."""
-        sizes = {model: self.store.read(model).size for model in self.schemas}
-        self.inbound_limits = InboundLimits(name, sizes, settings.dtype)
-        """How many bytes of received packets may wait, and of which size."""
-        self._reassembler = self.inbound_limits.make_reassembler()
         self._guards = None
         if settings.bounds is not None:
             self._guards = PeerGuards(settings.bounds)
             self._guards.weight = self.weight
-        self._privacy = Privacy(name, settings, self.schemas)
-        self.compression = Compression(name, settings, self.schema_entries, sizes)
         self._others = OtherPeers()
         self._initial_estimate = InitialEstimate({})
         self._former_security: dict[str, Any] = {}
         self.security: SecurityLayer = NullSecurity(name)
-        self._dispatch = Dispatch(
-            name, self.schemas, settings.dtype, self.compression, self.security, self.limits.max_pieces
-        )  # fmt: skip
-        self.set_security(self.security)
-        self.agreement = Agreement(self.schemas, self.store)
+        self._schemas_ever: dict[str, str] = {}
+        """Schema hashes of all partial models that this session has had."""
+        self._describe_models()
         self.bootstrap = Bootstrap(name, settings, self.store, learner, self.weight)
         self._rng = np.random.default_rng(seed)
         self.undelivered_ending: Ending | None = None
@@ -268,6 +265,28 @@ class Engine:
 
     gossiper: Gossiper
     mode: PeerMode
+
+    def _describe_models(self) -> None:
+        """Make everything that depends on which partial models there are, and on their sizes."""
+        name, settings, store = self.name, self.settings, self.store
+        self.schema_entries = {model: store.schema(model) for model in store.names()}
+        """Per partial model: names and shapes of the parameters in its vector, as published on the card."""
+        self.schemas = {model: schema_hash(each) for model, each in self.schema_entries.items()}
+        # Transfers of former models are still acknowledged, repeated and taken back.
+        self._schemas_ever = {**self._schemas_ever, **self.schemas}
+        sizes = {model: store.read(model).size for model in self.schemas}
+        self.inbound_limits = InboundLimits(name, sizes, settings.dtype)
+        """How many bytes of received packets may wait, and of which size."""
+        self._reassembler = self.inbound_limits.make_reassembler()
+        self._privacy = Privacy(name, settings, self.schemas)
+        self.compression = Compression(name, settings, self.schema_entries, sizes)
+        self._dispatch = Dispatch(
+            name, self._schemas_ever, settings.dtype, self.compression, self.security,
+            self.limits.max_pieces,
+        )  # fmt: skip
+        self.set_security(self.security)
+        # Peers need not agree on what they measure.
+        self.agreement = Agreement(self.schemas.keys() - store.extra.keys(), store)
 
     @property
     def session(self) -> str:
@@ -299,6 +318,9 @@ class Engine:
             has_neighbours=any(gossiper.neighbours(model) for model in gossiper.models),
             rejection=self._rejection(),
             received=self._received,
+            plan=0
+            if self.sharing is None or self.sharing.plan is None
+            else self.sharing.plan.version + 1,
         )
 
     # --- the start of a session -----------------------------------------------------------------
@@ -310,7 +332,7 @@ class Engine:
         self.security = security
         self._dispatch.set_security(security)
         self._intake = Intake(
-            security, self.schemas,
+            security, self._schemas_ever,
             guards=self._guards, reassembler=self._reassembler, drop=self._drop,
         )  # fmt: skip
 
@@ -434,6 +456,27 @@ class Engine:
 
     # --- training and turns ---------------------------------------------------------------------
 
+    def _follow_plan(self) -> None:
+        """Follow the newest plan of what the swarm shares: some partial models end, others begin.
+
+        Weight counts in new models at once, at the present values, unless the peer has not started yet.
+        """
+        if self.sharing is None or not self.sharing.follow():
+            return
+        has_started = not self.bootstrap.waiting
+        self._describe_models()
+        self.gossiper.update_models()
+        for model in self.gossiper.models:
+            if not self.gossiper.injected(model) and (has_started or model in self.store.extra):
+                self.gossiper.inject(model, self.weight)
+        self.bootstrap.update_models(self.gossiper)
+        models = self.gossiper.models
+        counted = self.history.counted
+        self.history.counted = {m: since for m, since in counted.items() if m in models}
+        self._unsaved_goodbye = (
+            True  # others may push the new models once they see them on our card
+        )
+
     def train(self) -> Metrics:
         """Train one round, then begin the round's averaging (rounds and server mode) or push (async mode).
 
@@ -441,10 +484,15 @@ class Engine:
         mass must stay here for the next round, or it would be passed on for ever without being trained.
         """
         trim_heap()  # return what gossip has freed since the last round
+        if self.sharing is not None:
+            self.sharing.averaged(self.history.round, self._others.names_online())
+            self._follow_plan()
         before = self._privacy.values_before_training(self.network)
         metrics = self.learner.train(self.settings.every)
         self._privacy.release(self.network, before)
         self.history.round += 1
+        if self.sharing is not None:
+            self.sharing.trained(metrics, self.gossiper)
         if isinstance(self.mode, RoundsMode | ServerMode):
             number = self.history.round - self.history.earlier - 1
             self._privacy.begin_round(self.gossiper, number, self.security)
@@ -488,6 +536,8 @@ class Engine:
             self.last_contact = last_contact
         for event in events:
             self._apply(event)
+        if self.bootstrap.waiting and not self.history.round:
+            self._follow_plan()  # a newcomer: others have a plan already
         self.inbound_limits.adjust(self._reassembler, len(self._others.known))
         for model, packet in packets:
             self._receive(model, packet, now)
@@ -637,7 +687,8 @@ class Engine:
     def _accounts(self) -> dict[str, Any]:
         """Return where the peer's weight is: held, in open transfers, or taken back from transfers."""
         gossiper = self.gossiper
-        accounts = {model: gossiper.account(model) for model in gossiper.models}
+        models = (*gossiper.models, *gossiper.retired_models)
+        accounts = {model: gossiper.account(model) for model in models}
         gives = (transfer.give for transfer in gossiper.ledger.open.values())
         return {
             "weight": {model: [a.held, a.open, a.injected] for model, a in accounts.items()},
@@ -668,10 +719,12 @@ class Engine:
             "samples": self.samples,
             "in_touch": portable_time(self.machine, self.last_contact),
             "schemas": self.schemas,
+            "schemas_ever": self._schemas_ever,
             "books": dict(self.history.__dict__),
             "ending": None if self.ending is None else dict(self.ending.__dict__),
             "network": self.network.flat,
             "store": self.store.snapshot(),
+            "sharing": None if self.sharing is None else self.sharing.snapshot(),
             "learner": self.learner.state(),
             "gossip": self.gossiper.snapshot(values=False),
             "trust": self.security_memory(),
@@ -685,11 +738,16 @@ class Engine:
 
     def _restore(self) -> None:
         """Continue from the checkpoint if there is a usable one; else start a new session."""
-        tree = self._saver.load(self.schemas)
+        tree = self._saver.load()
         if tree is None:
             self._begin_new_session()
             return
         with self._saver.checkpoint_errors():
+            if self.sharing is not None:
+                self.sharing.restore(tree["sharing"])
+                self._schemas_ever = dict(tree["schemas_ever"])
+                self._describe_models()
+            self._saver.require_same_models(tree, self.schemas)
             self.network.flat.copy_(tree["network"])
             self.store.restore(tree["store"])
             self.learner.restore(tree["learner"])
@@ -756,6 +814,7 @@ class Engine:
         self._others.apply(event)
         match event:
             case Online():
+                self._note_plan(event)
                 models = event.models if self._started_together(event) else ()
                 self.gossiper.peer_online(event.peer, event.session, models, leaving=event.leaving)
                 self._welcome(event)
@@ -769,6 +828,14 @@ class Engine:
                 self.gossiper.peer_gone(event.peer, event.session, event.statement, event.reclaimed)
                 # Mass that was taken back may have changed our values: then agreement must be reached again.
                 self.agreement.reset_changed(before, self.settings.settle_tolerance)
+
+    def _note_plan(self, event: Online) -> None:
+        if self.sharing is None or event.plan is None:
+            return
+        try:
+            self.sharing.offer(event.plan)
+        except ModelError as error:
+            self._drop("plan", f"{event.peer}: {error}")
 
     def _started_together(self, event: Online) -> bool:
         """Return whether a session may be averaged with: in lockstep modes, only if it did not join midway.

@@ -143,6 +143,9 @@ class Link:
         """Goodbyes of other peers, kept on our card for peers that were offline then; see presence.Card."""
         self._goodbyes_unsaved = False
         """Whether the kept goodbyes have changed since they were passed to the engine's checkpoint."""
+        self._plan: dict[str, Any] | None = None
+        """For our card: with `sharing = "auto"`, the plan that we follow."""
+        self._plan_version = 0
         self._published_rounds: dict[str, int] = {}
         """The view's `counting_rounds` in the status that we last published."""
         self._status_requested, self._answered_at = False, -inf
@@ -293,7 +296,7 @@ class Link:
         card = Card(
             self.session, self.session_began, self.engine.samples, self.engine.schema_entries,
             self.generation, self.settings.lease, self.shared_settings, self._start_digests,
-            self.engine.last_session_goodbye, self._kept_goodbyes,
+            self.engine.last_session_goodbye, self._kept_goodbyes, self._plan,
         )  # fmt: skip
         signed = self.security.card(card.encode())
         self._own_card.about_to_publish(signed)
@@ -473,12 +476,28 @@ class Link:
                     # Only after the turn: with private averaging (gossip/masking.py), removing our mask may
                     # need the neighbour's secret.
                     self.security.remove(event.peer, event.session)
+            if self.view.plan != self._plan_version:
+                await self._announce_plan()
             self._publish_changed_rounds()
             await self._send(outgoing)
             if self._has_announced:
                 await self._send_revocation_lists()
             async with self._turn_over:
                 self._turn_over.notify_all()
+
+    async def _announce_plan(self) -> None:
+        """Publish the plan that we follow now, and compare our new partial models with those of others.
+
+        Runs after a turn, so the checkpoint has the plan already.
+        """
+        self._plan_version = self.view.plan
+        sharing = self.engine.sharing
+        assert sharing is not None
+        self._plan = await self.worker.run(sharing.as_card_entry)
+        self._inbound_limits = self.engine.inbound_limits
+        self._events += self.roster.set_models(self.engine.schema_entries, sharing.group_models)
+        self._card_due = True
+        self._status_due.set()
 
     def take_events(self) -> list[Event]:
         """Return the presence events since the last call."""

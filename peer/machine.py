@@ -333,26 +333,26 @@ class Saver:
 
     # --- loading the checkpoint of a former process ---------------------------------------------
 
-    def load(self, schemas: Mapping[str, str]) -> dict[str, Any] | None:
-        """Return the checkpoint of a former process, None if there is none; PeerError if it is not usable.
-
-        schemas: hashes of this peer's partial models, to compare.
-        """
+    def load(self) -> dict[str, Any] | None:
+        """Return the checkpoint of a former process, None if there is none; PeerError if it is not usable."""
         tree = None if self.path is None else self._machine.files.load(self.path)
         if tree is None:
             return None
         with self.checkpoint_errors():
-            if tree["peer"] != self._name or tree["schemas"] != schemas:
-                raise PeerError(
-                    f"{self.path}: is the checkpoint of another network or peer ({tree['peer']}); give "
-                    "this peer another file, or move this one away"
-                )
             if not torch.isfinite(tree["network"]).all():
                 raise PeerError(
                     f"{self.path}: holds values that are NaN or infinite, because training diverged; "
                     "move it away to start without it"
                 )
         return tree
+
+    def require_same_models(self, tree: Mapping[str, Any], schemas: Mapping[str, str]) -> None:
+        """Raise PeerError unless a checkpoint is of this peer, and its partial models have these hashes."""
+        if tree["peer"] != self._name or tree["schemas"] != schemas:
+            raise PeerError(
+                f"{self.path}: is the checkpoint of another network or peer ({tree['peer']}); give "
+                "this peer another file, or move this one away"
+            )
 
     @contextmanager
     def checkpoint_errors(self) -> Iterator[None]:

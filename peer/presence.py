@@ -99,7 +99,9 @@ class Goodbye:
 
 @dataclass(frozen=True)
 class Card:
-    """What other peers must know of a peer to average with it. It stays the same for a whole session.
+    """What other peers must know of a peer to average with it.
+
+    It stays the same for a whole session, except for the models of a swarm that decides what it shares.
 
     since: when the session began, by the peer's wall clock; of several waiting peers the earliest founds.
     models: for each partial model, the names, shapes and dtypes of the parameters in its vector.
@@ -111,6 +113,7 @@ class Card:
     former: the goodbye of the device's last session, which this session's status has replaced at the broker.
     goodbyes: the last statuses of peers that have left, by name, in base64. They are for neighbours that
         were offline then, because a broker that restarts may lose its retained messages.
+    plan: with `sharing = "auto"`, what the swarm shares and measures, as this peer knows it; see sharing.py.
     """
 
     session: Session
@@ -125,6 +128,7 @@ class Card:
     goodbyes: Annotated[dict[str, str], AfterValidator(limit_goodbyes)] = field(
         default_factory=dict
     )
+    plan: dict[str, Any] | None = None
 
     def encode(self) -> bytes:
         """Return the card as JSON."""
@@ -243,6 +247,7 @@ class Online:
     session_began, starts: as on its card, where the first is called `since`.
     is_live: whether it has published a status since we connected; a retained status does not prove that the
         peer is alive.
+    plan: as on its card.
     """
 
     peer: str
@@ -254,6 +259,7 @@ class Online:
     session_began: float = 0.0
     starts: Mapping[str, str] = field(default_factory=dict)
     is_live: bool = True
+    plan: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -329,7 +335,7 @@ class Roster:
         dropped: Counter[str] | None = None,
     ):
         self.peer = peer
-        self._models = dict(models)
+        self._models, self._group_models = dict(models), frozenset[str]()
         self._neighbours = None if neighbours is None else frozenset(neighbours)
         self._pushing_peers = (
             self._neighbours if pushing_peers is None else frozenset(pushing_peers)
@@ -342,6 +348,17 @@ class Roster:
         """When the broker last delivered anything; infinity before `note_delivery` was first called."""
         self.mismatches: dict[tuple[str, str], str] = {}
         """(peer, partial model or setting) → the difference between that peer and us, as text."""
+
+    def set_models(
+        self, models: Mapping[str, list[SchemaEntry]], group_models: Iterable[str]
+    ) -> list[Event]:
+        """Compare with other partial models from now on; return the events that announce all peers again.
+
+        group_models: those that are averaged with every peer that has them, neighbour or not.
+        """
+        self._models, self._group_models = dict(models), frozenset(group_models)
+        announced = [peer for peer, entry in self._entries.items() if entry.announced_session]
+        return [event for peer in announced for event in self._announce(peer)]
 
     def restore_neighbours(self, sessions: Mapping[str, str], now: float) -> None:
         """Add the neighbours of a former process as offline; later they come online or are given up."""
@@ -613,9 +630,11 @@ class Roster:
         shared = self._shared_models(peer, card)
         is_neighbour = self._neighbours is None or peer in self._neighbours
         may_push_to_us = self._pushing_peers is None or peer in self._pushing_peers
+        within_group = tuple(model for model in shared if model in self._group_models)
         online = Online(
-            peer, status.session, shared if is_neighbour else (), status.leaving,
-            shared if may_push_to_us else (), status.counts, card.since, card.starts, entry.is_live,
+            peer, status.session, shared if is_neighbour else within_group, status.leaving,
+            shared if may_push_to_us else within_group, status.counts, card.since, card.starts,
+            entry.is_live, card.plan,
         )  # fmt: skip
         return [*events, online]
 

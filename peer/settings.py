@@ -46,6 +46,17 @@ class ScheduleSettings(SettingsTable):
     """Whether every peer has the same weight in the average, or one proportional to its samples."""
 
 
+class SharingSettings(SettingsTable):
+    """Who decides what is shared."""
+
+    sharing: Literal["models", "auto"] = "models"
+    """models: peers share what the partial models say. auto: peers begin by sharing every cell, and decide
+    while they learn which cells become each peer's own or are averaged in groups of peers: a change is made
+    where it lowers the loss on training samples that are held out for a while. If there are `models`, only
+    cells that all peers share can change. For four peers or more: in simulations in lockstep, and live in
+    async mode without `models`, compression, matching, trust and differential privacy."""
+
+
 class LifecycleSettings(SettingsTable):
     """Timeouts of a live peer, and when it saves its checkpoint."""
 
@@ -184,6 +195,7 @@ class Limits:
 
 class Settings(
     ScheduleSettings,
+    SharingSettings,
     GossipSettings,
     LifecycleSettings,
     NeighbourSettings,
@@ -217,6 +229,7 @@ class Settings(
     def contradiction(self) -> str | None:
         """Return which of these settings exclude each other, and what to do about it; None if none do."""
         private, compress = bool(self.private), self.compress is not None
+        auto = self.sharing == "auto"
         lockstep = self.mode != "async"
         before, masks = "a network that was trained before", "private averaging"
         reasons = {
@@ -236,6 +249,18 @@ class Settings(
             f"compress = {self.compress!r} and dtype = {self.dtype!r} exclude each other: leave dtype out, "
             "the compressor determines how values are encoded":
                 compress and self.dtype != "float32",
+            f'sharing = "auto": peers change what they share one after the other, and {self.mode} mode needs '
+            'them all at once; use mode = "async"':
+                auto and lockstep,
+            'sharing = "auto": compressors need partial models that do not change; leave compress out':
+                auto and compress,
+            'sharing = "auto": cells are matched by their partial model, which changes; leave matching out':
+                auto and bool(self.matching),
+            'sharing = "auto": invitations name the partial models, and these names are made later; leave '
+            'trust out':
+                auto and self.trust == "swarm",
+            'sharing = "auto": what peers measure would be sent without noise; leave dp out':
+                auto and self.dp is not None,
             "compress: masked values look like random noise, which cannot be compressed; leave compress out, "
             "or private":
                 compress and private,

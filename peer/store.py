@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..gossip import Array, Gossiper, SchemaEntry, Store, schema_hash
+from ..gossip import Array, Gossiper, SchemaEntry, Store
 from ..models import Learner, ModelError, SlicedNetwork
 from .settings import Matching
 
@@ -22,18 +22,25 @@ class NetworkStore:
 
     def __init__(self, network: SlicedNetwork):
         self._network = network
+        self.extra: dict[str, Array] = {}
+        """Vectors that are averaged too, but are not part of the network."""
 
     def names(self) -> Iterable[str]:
-        """Return the names of the vectors: the partial models, and pairs with cross-model averaging."""
-        return self._network.averaged_models
+        """Return the names of the vectors: partial models, pairs with cross-model averaging, and `extra`."""
+        return (*self._network.averaged_models, *self.extra)
 
-    def read(self, name: str) -> np.ndarray[Any, Any]:
+    def read(self, name: str) -> Array:
         """Return the vector's values: a view of the network if they are contiguous, else a copy."""
+        if name in self.extra:
+            return self.extra[name]
         return self._network.view(name).cpu().numpy()
 
-    def write(self, name: str, value: np.ndarray[Any, Any]) -> None:
+    def write(self, name: str, value: Array) -> None:
         """Write values to the vector's coordinates in the network."""
-        self._network.write(name, value)
+        if name in self.extra:
+            self.extra[name] = value
+        else:
+            self._network.write(name, value)
 
 
 def schema_entries(
@@ -55,14 +62,6 @@ def schema_entries(
         )
         for name, axes in slicing.schema(model)
     ]
-
-
-def schema_hashes(network: SlicedNetwork, common: CommonWidth | None = None) -> dict[str, str]:
-    """Return the schema hash of each partial model, which messages about it contain."""
-    return {
-        model: schema_hash(schema_entries(network, model, common))
-        for model in network.averaged_models
-    }
 
 
 class MatchedStore(NetworkStore):
@@ -105,6 +104,8 @@ class MatchedStore(NetworkStore):
 
     def schema(self, name: str) -> list[SchemaEntry]:
         """Return the schema of a vector, at the common width if it has one; see schema_entries."""
+        if name in self.extra:
+            return [(name, [self.extra[name].size], str(self.extra[name].dtype))]
         return schema_entries(self._network, name, self.common_width)
 
     def read(self, name: str) -> Array:
@@ -290,7 +291,8 @@ class Agreement:
 
     def add(self, model: str, own: Array, received: Array) -> None:
         """Add the distance of a value that was credited from the peer's own value at that time."""
-        self._recent[model].append(_distance(own, received))
+        if model in self._recent:
+            self._recent[model].append(_distance(own, received))
 
     def values(self) -> dict[str, Array]:
         """Return copies of the peer's current values, for `reset_changed`."""
@@ -322,11 +324,12 @@ class Agreement:
             and all(
                 len(self._recent[model]) == _RECENT and max(self._recent[model]) <= tolerance
                 for model in gossiper.models
-                if gossiper.neighbours(model)
+                if model in self._recent and gossiper.neighbours(model)
             )
             and all(
                 _distance(self._store.read(model), transfer.give.value) <= tolerance
                 for (_, model), transfer in gossiper.ledger.open.items()
+                if model in self._recent
             )
         )
 

@@ -158,7 +158,7 @@ class AutoSharing:
         candidates = tuple(one for one in plan.candidates if one.part not in self._frozen)
         self.plan = plan = replace(plan, candidates=candidates)
         self._report.add(self._round, plan.assignment)
-        if plan.layout.key != before.key:
+        if plan.layout.name != before.name:
             self._mean.restart()
         changed = [member.follow(plan) for member in self._members]
         return any(changed)

@@ -44,12 +44,16 @@ class Assignment:
         that was found.
     scheme_of
         The scheme of every cell.
+    suffix
+        Ends the names of the partial models, so that no two assignments have models of the same name and
+        different coordinates; empty while all peers share everything, or to keep the names short.
     """
 
     anatomy: Anatomy
     peers: tuple[str, ...]
     schemes: tuple[Labels, ...]
     scheme_of: np.ndarray
+    suffix: str = ""
 
     @classmethod
     def shared(cls, anatomy: Anatomy, peers: Sequence[str]) -> Assignment:
@@ -126,6 +130,11 @@ class Assignment:
         )
         return replace(self, schemes=schemes, scheme_of=scheme_of)
 
+    def named(self) -> Assignment:
+        """Return the assignment with a suffix made from its content; none if all peers share everything."""
+        bare = replace(self, suffix="")
+        return replace(self, suffix=bare.digest if self.scheme_of.any() else "")
+
     def cells(self, part: str, scheme: int) -> np.ndarray:
         """Return the indices of the cells of a part that have a scheme."""
         index = self.anatomy.find(part)
@@ -137,31 +146,34 @@ class Assignment:
 
         A grouping's models are called `group2-0`, `group2-1`, … after its scheme and the group. Groups depend
         on `global`, the peer's own model on all others. Weights between cells of two groupings are averaged
-        by the peers that are together in both, so slice with `cross=True`.
+        by the peers that are together in both, so slice with `cross=True`. A peer that is not one of `peers`
+        belongs to no group: it keeps the cells of groups for itself.
         """
-        index = self.peers.index(peer)
         slices: dict[str, dict[str, list[int]]] = {}
         for scheme in np.unique(self.scheme_of).tolist():
-            cells = {part: self.cells(part, scheme).tolist() for part in self.anatomy.names}
-            slices[self._model(scheme, index)] = {
-                name: each for name, each in cells.items() if each
-            }
-        depends = {"global": []}
-        own = self._model(OWN, index)
-        groups = [model for model in slices if model not in ("global", own)]
-        depends |= {model: ["global"] for model in groups}
-        if "global" not in slices:
+            model = slices.setdefault(self.model(scheme, peer), {})
+            for part in self.anatomy.names:
+                if cells := self.cells(part, scheme).tolist():
+                    model[part] = sorted([*model.get(part, []), *cells])
+        everywhere = self.model(GLOBAL, peer)
+        depends = {everywhere: []}
+        own = self.model(OWN, peer)
+        groups = [model for model in slices if model not in (everywhere, own)]
+        depends |= {model: [everywhere] for model in groups}
+        if everywhere not in slices:
             depends = {model: [] for model in groups}
         if own in slices:
             depends[own] = [model for model in depends if model != own]
         return slices, ModelGraph(depends)
 
-    def _model(self, scheme: int, peer: int) -> str:
+    def model(self, scheme: int, peer: str) -> str:
+        """Return the name of the partial model to which a peer's cells of a scheme belong."""
+        ending = f"-{self.suffix}" if self.suffix else ""
         if scheme == GLOBAL:
-            return "global"
-        if scheme == OWN:
-            return f"local-{self.peers[peer]}"
-        return f"group{scheme}-{self.schemes[scheme][peer]}"
+            return f"global{ending}"
+        if scheme == OWN or peer not in self.peers:
+            return f"local-{peer}{ending}"
+        return f"group{scheme}-{self.schemes[scheme][self.peers.index(peer)]}{ending}"
 
     @cached_property
     def codes(self) -> np.ndarray:
@@ -230,6 +242,7 @@ class Assignment:
     def as_record(self) -> dict[str, Any]:
         """Return the assignment as plain data, which `from_record` reads."""
         return {
+            "suffix": self.suffix,
             "peers": list(self.peers),
             "schemes": [list(labels) for labels in self.schemes],
             "cells": {
@@ -256,7 +269,7 @@ class Assignment:
                 raise ValueError
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             raise ModelError("an assignment does not describe the cells of this network") from None
-        return cls(anatomy, peers, schemes, scheme_of)
+        return cls(anatomy, peers, schemes, scheme_of, str(record.get("suffix", "")))
 
 
 def _same_coordinates(networks: Sequence[SlicedNetwork]) -> bool:

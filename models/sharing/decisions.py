@@ -23,15 +23,15 @@ from .statistics import Statistics, StatisticsLayout
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """Constants of the procedure. The defaults are still being chosen, on seeds below those of the study."""
+    """Constants of the procedure, chosen on seeds 0 to 3 of `gossamer study auto`, which reports others."""
 
     learned: float = 0.75
     """Losses are compared once the training loss has fallen to this share of its start: networks that have
     learned little differ by chance."""
-    latest: int = 8
+    latest: int = 6
     """The round from which losses are compared even if the training loss has not fallen that far: where
     peers contradict each other, it may never fall."""
-    every: int = 3
+    every: int = 2
     """Rounds between two decisions. Losses are averaged over all of them but the last, in which they
     travel."""
     settle: int = 2
@@ -39,7 +39,7 @@ class AutoOptions:
     measured in the first, and travel in the last."""
     held_out: float = 0.3
     """The share of a peer's training samples that is held out while the swarm decides."""
-    max_held_out: int = 120
+    max_held_out: int = 60
     """The most samples that a peer holds out."""
     min_gain: float = 0.005
     """The smallest gain that counts, relative to the loss."""
@@ -50,17 +50,17 @@ class AutoOptions:
     lead: float = 1 / 3
     """A part is chosen before the parts below it only with this share of the largest gain: otherwise the
     difference lies in a lower part, and only shows in this one."""
-    persistence: float = 0.7
-    """After a first step, a gain must be found at two successive decisions, the second time with at least
-    this share of the first: a gain that only followed from the step before fades."""
-    sure_gain: float = 0.05
-    """A gain of this size, relative to the loss, with `sure_errors`, needs no second decision."""
-    sure_errors: float = 8.0
-    """See `sure_gain`."""
+    later_gain: float = 0.05
+    """The smallest gain of a change after the first: what a change leaves behind looks like a small gain
+    elsewhere, and fades."""
     max_groups: int = 5
     """The most groups that are tried."""
     quiet: int = 2
-    """Decisions without a change after which held-out samples are trained on again."""
+    """Dates at which nothing gains, after which held-out samples are trained on again."""
+    hint: float = 0.5
+    """A gain with this share of the errors that it needs is not enough for a change, but one to wait for."""
+    patience: int = 6
+    """Dates without a change after which held-out samples are trained on again even if something may gain."""
     look_again: float = 2.0
     """A quiet swarm decides again when its round number has grown by this factor."""
     alarm: float = 1.15
@@ -158,10 +158,10 @@ class Memory:
 
     steps: int = 0
     """Changes made so far."""
-    dates_without_step: int = 0
+    dates: int = 0
     """Dates since the last change, or since samples were last held out."""
-    gains: dict[str, float] = field(default_factory=dict)
-    """The largest gain of every part at the date before."""
+    dates_without_hint: int = 0
+    """Those of them at which nothing gained."""
     first_loss: float = 0.0
     """The largest training loss at the beginning."""
     learned: bool = False
@@ -193,12 +193,13 @@ class Planner:
 
     @property
     def quiet(self) -> bool:
-        """Whether the last dates brought no change."""
-        return self.memory.dates_without_step >= self.options.quiet
+        """Whether there is nothing to wait for."""
+        memory, options = self.memory, self.options
+        return memory.dates_without_hint >= options.quiet or memory.dates >= options.patience
 
     def wake(self) -> None:
         """Begin to decide again."""
-        self.memory.dates_without_step, self.memory.gains = 0, {}
+        self.memory.dates = self.memory.dates_without_hint = 0
 
     def first(self, assignment: Assignment, *, deciding: bool = True) -> Plan:
         """Return the first plan of a swarm."""
@@ -292,10 +293,11 @@ class Planner:
         losses: of every peer as it is now. changes: [candidates, peers], what each candidate adds to them.
         ratios: V/σ² of every cell, for the report.
         """
-        options = self.options
+        options, memory = self.options, self.memory
+        memory.dates += 1
         scale = float(losses.mean())
         if not candidates or not scale > 0:
-            self.memory.dates_without_step += 1
+            memory.dates_without_hint += 1
             return None
         relative = changes / scale
         gains = -relative.mean(axis=1)
@@ -304,28 +306,12 @@ class Planner:
             [options.norm_errors if one.level < 0 else options.errors for one in candidates]
         )
         needed *= _quantile_ratio(changes.shape[1])
-        passed = np.flatnonzero((gains > options.min_gain) & (gains > needed * errors))
+        large = gains > (options.later_gain if memory.steps else options.min_gain)
         by_level: dict[int, list[int]] = {}
-        for index in passed.tolist():
+        for index in np.flatnonzero(large & (gains > needed * errors)).tolist():
             by_level.setdefault(candidates[index].level, []).append(index)
         best_of = {level: float(max(gains[each])) for level, each in by_level.items()}
-        part_of = {one.level: one.part for one in candidates}
-        waiting = False
-        if self.memory.steps:
-            lasting = {
-                level
-                for level, each in by_level.items()
-                if best_of[level]
-                >= options.persistence * self.memory.gains.get(part_of[level], np.inf)
-                or any(
-                    gains[i] > options.sure_gain and gains[i] > options.sure_errors * errors[i]
-                    for i in each
-                )
-            }
-            waiting = bool(by_level) and not lasting
-            by_level = {level: each for level, each in by_level.items() if level in lasting}
-        self.memory.gains = {part_of[level]: gain for level, gain in best_of.items()}
-        largest = max((best_of[level] for level in by_level), default=0.0)
+        largest = max(best_of.values(), default=0.0)
         leading = [level for level in sorted(by_level) if best_of[level] >= options.lead * largest]
         chosen = (
             self._simplest(by_level[leading[0]], candidates, gains, relative) if leading else None
@@ -336,9 +322,10 @@ class Planner:
             for index, (one, gain, error) in enumerate(zip(candidates, gains, errors, strict=True))
         ]  # fmt: skip
         if chosen is None:
-            self.memory.dates_without_step += not waiting
+            hints = large & (gains > options.hint * needed * errors)
+            memory.dates_without_hint += not hints.any()
             return None
-        self.memory.steps += 1
+        memory.steps += 1
         self.wake()
         return Decision(
             round_number, candidates[chosen], float(gains[chosen]), float(errors[chosen])

@@ -43,7 +43,7 @@ class SharingMember:
 
     def __init__(self, learner: SgdLearner, plan: Plan, options: AutoOptions, *, seed: int = 0):
         self.learner, self.plan, self._options, self._seed = learner, plan, options, seed
-        self._peer = plan.assignment.peers.index(learner.network.peer)
+        self._peer = self._place(plan)
         anatomy = plan.assignment.anatomy
         self._coordinates = {part: coordinates_into(anatomy, part) for part in anatomy.names}
         self._outputs = outputs_of(anatomy)
@@ -51,6 +51,7 @@ class SharingMember:
         self._movement = _Movement.none(anatomy.size, int(anatomy.first_cells[-1]))
         self._samples = learner.samples
         self._before = np.zeros(0, np.float32)
+        self._statistics: np.ndarray | None = None
         self._slice()
         self._begin()
         self._forget()
@@ -73,7 +74,7 @@ class SharingMember:
 
         statistics: the mean over peers of what they added, as this peer knows it.
         """
-        if not self.plan.deciding:
+        if not self.plan.deciding or self._peer is None or not len(self._before):
             return
         after = self._values()
         self._movement.add(self._before - after, self._cell_of)
@@ -94,9 +95,12 @@ class SharingMember:
     def follow(self, plan: Plan) -> bool:
         """Follow another plan; returns True if slices or samples have changed."""
         before, self.plan = self.plan, plan
-        resliced = plan.assignment is not before.assignment
+        self._peer = self._place(plan)
+        resliced = plan.assignment.digest != before.assignment.digest
         if resliced:
-            if plan.chosen is not None and plan.version == before.version + 1:
+            measured = self._statistics is not None and len(self._before)
+            if plan.chosen is not None and plan.version == before.version + 1 and measured:
+                assert self._statistics is not None
                 candidate = before.candidates[plan.chosen]
                 self._put(self._mixture(before, candidate, self._values(), self._statistics))
             self._slice()
@@ -115,6 +119,11 @@ class SharingMember:
             self._hold_out()
         else:
             self._replace_samples(samples)
+
+    def _place(self, plan: Plan) -> int | None:
+        """Return the peer's number in a plan; None if the plan was made before it joined."""
+        peers, peer = plan.assignment.peers, self.learner.network.peer
+        return peers.index(peer) if peer in peers else None
 
     # --- samples and values ---------------------------------------------------------------------
 
@@ -197,9 +206,11 @@ class SharingMember:
         values, layout = after.copy(), plan.layout
         own = self._with_head(self._before) if source == "heads" else self._before
         for group, columns in assignment.groups_at(coordinates):
-            if self._peer not in group:
+            if self._peer is None:
+                values[columns] = own[columns]
+            elif self._peer not in group:
                 continue
-            if len(group) == 1:
+            elif len(group) == 1:
                 values[columns] = own[columns]
             else:
                 mean = layout.group_mean(statistics, source, group)

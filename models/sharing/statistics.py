@@ -8,6 +8,8 @@ gossip has not yet reached all peers alike.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal
@@ -50,15 +52,16 @@ class StatisticsLayout:
         self._rows = slice(2 + 2 * self.cells, 2 + 2 * self.cells + self.peers * self.columns)
         self._starts: dict[tuple[Source, Labels], int] = {}
         self.size = self._rows.stop
-        self.key = deciding, assignment.digest, tuple(map(str, candidates))
-        """Vectors of layouts with the same key may be averaged."""
+        content = [deciding, assignment.digest, [one.as_record() for one in candidates]]
+        self.name = hashlib.blake2b(json.dumps(content).encode(), digest_size=4).hexdigest()
+        """Vectors of layouts with the same name may be averaged."""
         for key, columns in self.groups.items():
             self._starts[key] = self.size
             self.size += len(columns)
 
     def pack(
         self,
-        peer: int,
+        peer: int | None,
         training_loss: float,
         products: np.ndarray,
         squares: np.ndarray,
@@ -66,10 +69,13 @@ class StatisticsLayout:
         sketches: np.ndarray,
         sources: dict[Source, np.ndarray],
     ) -> np.ndarray:
-        """Return what one peer adds. While nothing is decided, only the training loss is used."""
+        """Return what one peer adds. While nothing is decided, only the training loss is used.
+
+        peer: its number; None if it is not in the assignment, and only tells its training loss.
+        """
         vector = np.zeros(self.size, np.float32)
         vector[:2] = 1.0, training_loss
-        if not self.deciding:
+        if not self.deciding or peer is None:
             return vector
         vector[2 : 2 + self.cells] = products
         vector[2 + self.cells : 2 + 2 * self.cells] = squares
@@ -121,6 +127,11 @@ class Statistics:
         self.present = rows[:, 0] > 0
         """Whose row has arrived."""
         self._rows = rows / np.where(self.present, rows[:, 0], 1.0)[:, None]
+
+    @property
+    def measured(self) -> int:
+        """How many peers have measured held-out losses."""
+        return int((self.present & (self.losses[:, 0] > 0)).sum())
 
     @property
     def losses(self) -> np.ndarray:

@@ -10,7 +10,7 @@ from relay import withholding
 from trusting import PAIR, Gate, Outsider, Patient, Swarmlet, config_of, windows
 from waiting import until
 
-from gossamer.gossip import ONE, Chunker, Give, encode, topics
+from gossamer.gossip import ONE, Chunker, Give, encode, schema_hash, topics
 from gossamer.gossip.security import (
     CardHead,
     Identity,
@@ -20,7 +20,7 @@ from gossamer.gossip.security import (
     sign_card,
     sign_status,
 )
-from gossamer.peer import PeerError, Status, schema_hashes
+from gossamer.peer import PeerError, Status, schema_entries
 from gossamer.peer import outgoing as outgoing_module
 
 
@@ -77,7 +77,7 @@ def forged_give(swarm, sender, session, receiver, receiver_session):
     value = np.full(network.read("global").numel(), 99.0, np.float32)
     give = Give("global", sender, session, 10_000, receiver, receiver_session, ONE, value)
     chunker = Chunker(f"{sender}/{session}")
-    return list(chunker.split(encode(give, schema_hashes(network)["global"])))
+    return list(chunker.split(encode(give, schema_hash(schema_entries(network, "global")))))
 
 
 class Attack:

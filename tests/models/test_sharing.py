@@ -248,14 +248,21 @@ def test_norms_need_less_evidence() -> None:
     assert decide(Planner(AutoOptions()), [candidate(-1)], 0.02, noise=0.02) is not None
 
 
-def test_a_second_step_must_last_or_be_beyond_doubt() -> None:
+def test_a_second_step_must_gain_more() -> None:
     planner = Planner(AutoOptions())
     assert decide(planner, [candidate(0)], 0.03) is not None
-    assert decide(planner, [candidate(1)], 0.03) is None, "seen once"
-    assert not planner.quiet
-    assert decide(planner, [candidate(1)], 0.01, noise=0.001) is None, "it fades"
-    assert decide(planner, [candidate(1)], 0.01, noise=0.001) is not None, "it lasts"
-    assert decide(planner, [candidate(2)], 0.2) is not None, "beyond doubt"
+    assert decide(planner, [candidate(1)], 0.03) is None, "what the first step left behind"
+    assert decide(planner, [candidate(1)], 0.06) is not None
+
+
+def test_it_waits_for_a_gain_that_is_not_certain_yet_but_not_for_ever() -> None:
+    hoping, sure = Planner(AutoOptions()), Planner(AutoOptions())
+    for date in range(AutoOptions().patience):
+        assert sure.quiet == (date >= AutoOptions().quiet)
+        assert not hoping.quiet
+        assert decide(sure, [candidate(0)], -0.01) is None
+        assert decide(hoping, [candidate(0)], 0.02, noise=0.018) is None
+    assert hoping.quiet
 
 
 def test_of_equal_gains_the_one_that_shares_most_is_taken() -> None:
@@ -285,7 +292,7 @@ def test_a_plan_can_be_sent(seed: int) -> None:
         Candidate.of(assignment, "4", [0, 2], groups),
         Candidate.of(assignment, "0", [1], OWN),
     )
-    planner = Planner(AutoOptions(), Memory(steps=2, gains={"4": 0.1}, recent_losses=[1.0]))
+    planner = Planner(AutoOptions(), Memory(steps=2, dates=3, recent_losses=[1.0]))
     plan = Plan(assignment, 3, 17, 20, candidates, chosen=1, memory=vars(planner.memory))
     data = msgpack.unpackb(msgpack.packb(plan.as_record()))
     copy = Plan.from_record(assignment.anatomy, data)

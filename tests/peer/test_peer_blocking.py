@@ -39,7 +39,7 @@ def test_nothing_heavy_runs_on_the_loop(run, tmp_path, monkeypatch, mode):
         watch(Agreement, name)
     for name in ("save_checkpoint", "load_checkpoint"):
         watch(machine_module, name)
-    watch(engine_module, "schema_hashes")
+    watch(engine_module, "schema_hash")
     watch(outgoing_module, "encode")
     watch(intake_module, "decode")
     learners = [make_learner("a"), make_learner("b")]

@@ -1,0 +1,241 @@
+"""A live peer's part in deciding what its swarm shares; see `models/sharing`.
+
+What peers measure is one more vector that gossip averages, beside the partial models: its name begins with
+`statistics`. The plan that a peer follows is on its card. The online peer with the lowest name makes the next
+plan; all others follow the newest plan that they find on any card. If the peer that makes plans dies, the
+next one goes on with what the last plan says. When peers do not agree on who is online, there can be two
+plans of one version for a moment: the one of the lower name holds.
+
+Partial models have the name of their assignment in their own names, so peers that follow different plans
+never average values of different meaning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..gossip import Array, Gossiper
+from ..models import Learner, Metrics, ModelError, norm_layers
+from ..models.sharing import (
+    GLOBAL,
+    MIN_PEERS,
+    MIN_SAMPLES,
+    OWN,
+    Assignment,
+    AutoOptions,
+    Memory,
+    Plan,
+    Planner,
+    SharingMember,
+    Statistics,
+    check_learner,
+)
+from .exits import PeerError
+from .store import MatchedStore
+
+_log = logging.getLogger(__name__)
+
+ASYNC_OPTIONS = AutoOptions(latest=12, every=6, settle=6)
+"""In async mode a round's pushes reach only a few peers, so what is measured needs more rounds to travel."""
+
+
+class LiveSharing:
+    """Measures, follows plans and, if it is this peer's turn, makes them. Used on the worker thread.
+
+    rounds: of the peer's training; no plan is made shortly before the end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        learner: Learner,
+        store: MatchedStore,
+        *,
+        rounds: int,
+        seed: int = 0,
+        options: AutoOptions | None = None,
+    ):
+        try:
+            self._learner = check_learner(learner)
+        except ModelError as error:
+            raise PeerError(f"peer {name}: {error}") from None
+        self._name, self._store, self._rounds, self._seed = name, store, rounds, seed
+        self._options = options or ASYNC_OPTIONS
+        network = learner.network
+        self._anatomy = network.slicing.anatomy.with_norm_parts(norm_layers(network.module))
+        self._member: SharingMember | None = None
+        self._planner: Planner | None = None
+        self._newest: tuple[Plan, str] | None = None
+        """The newest plan that is known, and the name of the peer that made it."""
+        self._made_by = ""
+        """The name of the peer that made the plan that is followed."""
+        self._added: Array | None = None
+        """What this peer has added to the statistics so far."""
+        self._round_is_open = False
+        """Whether a round was trained whose averaging has not been measured."""
+        everything = Assignment.shared(self._anatomy, [name])
+        network.reslice(*everything.slices(name), anatomy=self._anatomy)
+        self.reason = ""
+        if len(self._learner.samples[1]) < MIN_SAMPLES:
+            self.reason = (
+                f"it has {len(self._learner.samples[1])} training samples, and holding some out takes "
+                f"{MIN_SAMPLES}"
+            )
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that is followed."""
+        return None if self._member is None else self._member.plan
+
+    @property
+    def group_models(self) -> frozenset[str]:
+        """Partial models that some peers share; their members average them whatever the graph is."""
+        plan = self.plan
+        if plan is None:
+            return frozenset()
+        assignment, network = plan.assignment, self._learner.network
+        apart = {assignment.model(scheme, self._name) for scheme in (GLOBAL, OWN)}
+        return frozenset(network.averaged_models) - apart
+
+    # --- plans on cards -------------------------------------------------------------------------
+
+    def as_card_entry(self) -> dict[str, Any] | None:
+        """Return the plan that is followed and who made it, for the peer's card."""
+        plan = self.plan
+        return None if plan is None else {"by": self._made_by, "plan": plan.as_record()}
+
+    def offer(self, entry: dict[str, Any]) -> None:
+        """Note the plan on another peer's card; raise ModelError if it is not a plan for this network."""
+        try:
+            by, record = str(entry["by"]), entry["plan"]
+            key = _precedence(int(record["version"]), by)
+            if self._newest is not None and key <= _precedence(
+                self._newest[0].version, self._newest[1]
+            ):
+                return
+            self._newest = Plan.from_record(self._anatomy, record), by
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"the plan on a card cannot be read ({error!r})") from None
+
+    def follow(self) -> bool:
+        """Follow the newest plan, if it is newer than the present one; return whether models change."""
+        if self._newest is None:
+            return False
+        plan, by = self._newest
+        present = self.plan
+        if present is not None and _precedence(plan.version, by) <= _precedence(
+            present.version, self._made_by
+        ):
+            return False
+        if self._member is None:
+            self._member = SharingMember(self._learner, plan, self._options, seed=self._seed)
+        else:
+            self._member.follow(plan)
+        if by != self._name:
+            self._planner = None
+        self._made_by = by
+        if present is None or plan.layout.name != present.layout.name:
+            self._added = None
+        if present is None or plan.assignment.digest != present.assignment.digest:
+            models = ", ".join(sorted(self._learner.network.models))
+            _log.info(
+                "peer %s follows plan %d of %s: it has the models %s",
+                self._name, plan.version, by, models,
+            )  # fmt: skip
+        before = set(self._store.names())
+        self._store.extra = (
+            {self._statistics_name: self._zeros()} if self._added is None else (self._store.extra)
+        )
+        return before != set(self._store.names())
+
+    # --- rounds ---------------------------------------------------------------------------------
+
+    def trained(self, training: Metrics, gossiper: Gossiper) -> None:
+        """Add what was measured to the statistics, after a round of training."""
+        if self._member is None:
+            return
+        new = self._member.before_averaging(training)
+        name = self._statistics_name
+        weight = gossiper.weight(name)
+        if weight:
+            # The estimate is sum / weight, and the peer's own weight is that of one peer.
+            change = new if self._added is None else new - self._added
+            scale = gossiper.injected(name) / weight
+            self._store.extra[name] = self._store.extra[name] + (change * scale).astype(np.float32)
+            self._added = new
+        self._round_is_open = True
+
+    def averaged(self, round_number: int, online: Collection[str]) -> None:
+        """Measure, when the averaging of a round is over; make the next plan if it is due and our turn.
+
+        online: the names of the other peers that are online.
+        """
+        if self._member is not None and self._round_is_open and self._added is not None:
+            self._member.after_averaging(self._store.extra[self._statistics_name])
+        self._round_is_open = False
+        ends = round_number + self._options.every > self._rounds
+        if self.reason or ends or self._name != min([*online, self._name]):
+            return
+        plan = self.plan
+        if plan is None:
+            if len(online) + 1 >= MIN_PEERS:
+                self._newest = self.first_plan(round_number, online), self._name
+            return
+        if round_number < plan.until or self._added is None:
+            return
+        statistics = Statistics(plan.layout, self._store.extra[self._statistics_name])
+        if plan.candidates and statistics.measured < MIN_PEERS:
+            return  # too little has arrived; wait another round
+        if self._planner is None:
+            self._planner = Planner(self._options, Memory(**plan.memory))
+        made = self._planner.next(replace(plan, until=round_number), statistics)
+        if made.chosen is not None:
+            made = replace(made, assignment=made.assignment.named())
+            _log.info("peer %s decides for the swarm: %s", self._name, self._planner.decisions[-1])
+        self._newest = made, self._name
+
+    def first_plan(self, round_number: int, others: Collection[str]) -> Plan:
+        """Return the plan with which a swarm begins to decide: everything is shared."""
+        peers = sorted([*others, self._name])
+        first = Planner(self._options).first(Assignment.shared(self._anatomy, peers))
+        return replace(first, until=round_number + first.until)
+
+    @property
+    def _statistics_name(self) -> str:
+        assert self._member is not None
+        return f"statistics-{self._member.plan.layout.name}"
+
+    def _zeros(self) -> Array:
+        assert self._member is not None
+        return np.zeros(self._member.plan.layout.size, np.float32)
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """Return what a restart needs; None before the first plan."""
+        entry = self.as_card_entry()
+        if entry is None:
+            return None
+        return entry | {
+            "statistics": self._store.extra[self._statistics_name],
+            "added": self._added,
+        }
+
+    def restore(self, data: dict[str, Any] | None) -> None:
+        """Continue from a snapshot; what was measured since the last averaging is measured again."""
+        if data is None:
+            return
+        self.offer({"by": data["by"], "plan": data["plan"]})
+        self.follow()
+        self._store.extra[self._statistics_name] = np.array(data["statistics"])
+        self._added = None if data["added"] is None else np.array(data["added"])
+
+
+def _precedence(version: int, by: str) -> tuple[int, list[int]]:
+    """Order plans: a higher version comes later, and of one version that of the lower name."""
+    return version, [-ord(letter) for letter in by]

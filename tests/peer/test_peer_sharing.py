@@ -1,0 +1,106 @@
+"""Live peers that decide by themselves what they share: they find groups, and all weight is accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from peer_kit import Nest, begin, quick
+
+from gossamer.experiments.data import load
+from gossamer.gossip import ONE
+from gossamer.models import SgdLearner, SlicedNetwork, mlp
+from gossamer.peer import PeerError
+from gossamer.peer.engine import Engine
+from gossamer.peer.lifecycle import Report
+
+torch.set_num_threads(1)
+NAMES = tuple("abcdefgh")
+OTHER = torch.tensor([3, 4, 5, 6, 7, 8, 9, 0, 1, 2])
+
+
+def make(name: str, *, permuted: bool = True, samples: int = 120) -> SgdLearner:
+    """A learner of digits; every second peer has other labels if `permuted`."""
+    digits, index = load("digits"), ord(name) - ord("a")
+    order = torch.randperm(len(digits.train.y), generator=torch.Generator().manual_seed(0))
+    own = order[index * samples : (index + 1) * samples]
+    relabel = OTHER if permuted and index % 2 else torch.arange(10)
+    network = SlicedNetwork(mlp("64=30=10"), {"all": 1.0}, peer=name, rest=None, seed=0)
+    assert digits.test is not None
+    tests = digits.test.x.flatten(1), relabel[digits.test.y]
+    train = digits.train.x.flatten(1)[own], relabel[digits.train.y[own]]
+    return SgdLearner(network, train, tests, local_samples=80, batch=10, rate=0.1, seed=index)
+
+
+def check_accounts(reports: Iterable[Report]) -> set[str]:
+    """Check that the weight of every partial model there ever was adds up; return their names."""
+    totals: dict[str, int] = {}
+    for report in reports:
+        for model, (held, on_its_way, injected) in report.weight.items():
+            totals[model] = totals.get(model, 0) + held + on_its_way - injected
+    assert not any(totals.values()), totals
+    return set(totals)
+
+
+def groups_of(learners: dict[str, SgdLearner]) -> dict[str, set[str]]:
+    """The peers that share each group's model."""
+    members: dict[str, set[str]] = {}
+    for name, learner in learners.items():
+        for model in learner.network.models:
+            if model.startswith("group"):
+                members.setdefault(model, set()).add(name)
+    return members
+
+
+def test_peers_with_two_tasks_part(run) -> None:
+    learners = {name: make(name) for name in NAMES}
+
+    async def scenario() -> list[Report]:
+        nest = Nest(
+            quick(rounds=60, expect=NAMES, sharing="auto", exchanges=2, settle_tolerance=1e-2)
+        )
+        for name, learner in learners.items():
+            nest.start(name, learner)
+        return await nest.all()
+
+    reports = run(scenario())
+    models = check_accounts(reports)
+    assert "global" in models
+    assert any(model.startswith("statistics") for model in models)
+    shared = {model for learner in learners.values() for model in learner.network.models}
+    assert shared != {"global"}, "peers whose labels contradict each other must part"
+    groups = groups_of(learners)
+    for members in groups.values():
+        assert len({ord(name) % 2 for name in members}) == 1, groups
+    assert sum(report.accuracy for report in reports) / len(reports) > 0.7
+
+
+def test_what_auto_cannot_do_is_refused() -> None:
+    for changes, reason in (
+        ({"mode": "rounds"}, 'use mode = "async"'),
+        ({"compress": "int8"}, "leave compress out"),
+    ):
+        with pytest.raises(PeerError, match=reason):
+            Engine("a", make("a"), quick(sharing="auto", **changes))
+
+
+def test_a_restart_goes_on_with_the_plan_that_it_followed(tmp_path: Path) -> None:
+    learner = make("a")
+    engine = Engine("a", learner, quick(sharing="auto", rounds=60), checkpoint=tmp_path / "x")
+    begin(engine)
+    assert engine.sharing is not None
+    plan = engine.sharing.first_plan(0, ["b", "c", "d"])
+    engine.sharing.offer({"by": "a", "plan": plan.as_record()})
+    engine.train()
+    engine.train()
+    assert engine.save()
+    models, held = engine.gossiper.models, engine.gossiper.account
+    assert any(model.startswith("statistics") for model in models)
+    again = Engine("a", make("a"), quick(sharing="auto", rounds=60), checkpoint=tmp_path / "x")
+    assert again.gossiper.models == models
+    assert again.sharing is not None
+    assert again.sharing.as_card_entry() == engine.sharing.as_card_entry()
+    assert all(again.gossiper.account(model) == held(model) for model in models)
+    assert engine.gossiper.account(models[-1]).held == ONE
