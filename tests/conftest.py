@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+# Before numpy is loaded here or in any process that a test starts: its threads wait by spinning, and every
+# core runs tests already. With a thread per core, tests of spectra take five times as long.
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +24,19 @@ from gossamer.peer import Authority, Broker, BrokerSettings, BrokerTls, find_mos
 # How long an example takes says something about the machine, not about the code.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector from reading all modules and tests again and again: they stay anyway."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
 
 RIGS = [
     "memory", "nats", "nats-tls", "nats-websockets", "nats-tls-websockets",

@@ -81,7 +81,7 @@ def test_a_second_life_of_one_key_is_refused_while_the_first_goes_on(mosquitto, 
     config = config_of(2, 3)
 
     async def scenario():
-        swarm = Swarmlet(config, tmp_path, mosquitto.url)
+        swarm = Swarmlet(config, tmp_path, mosquitto.url, limits=Limits(name_grace=0.3))
         gate = Gate(swarm.members[0].learner, at=1)
         swarm.start_all({0: gate})
         await until(gate.reached.is_set)

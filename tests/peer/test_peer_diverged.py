@@ -32,9 +32,7 @@ class Diverging(Still):
 
 
 def settings(mode: str, **changes):
-    # Async peers never agree with one that diverged: only this ends their settling.
-    wait = 8.0 if mode == "async" else 120.0
-    base = {"expect": NAMES, "founder": True, "servers": SERVERS, "settle_timeout": wait}
+    base = {"expect": NAMES, "founder": True, "servers": SERVERS}
     return quick(mode=mode, **{**base, **changes})
 
 
@@ -47,7 +45,8 @@ def test_who_diverged_is_named_and_infects_nobody(run, tmp_path, caplog, mode, w
     }
 
     async def swarm():
-        nest = Nest(settings(mode))
+        # Async peers never agree with one that diverged: only this ends their settling.
+        nest = Nest(settings(mode, settle_timeout=0.5 if mode == "async" else 120.0))
         for name, learner in learners.items():
             nest.start(name, learner, checkpoint=tmp_path / name)
         return await nest.all()

@@ -31,13 +31,12 @@ def timed_callbacks(monkeypatch) -> Iterator[list[tuple[float, str]]]:
         taken.append((time.thread_time() - before, repr(handle._callback)[:200]))
 
     gc.collect()
-    gc.freeze()  # the collector's walks through all of torch are not the loop's work
+    # The collector's walks through all of torch are not the loop's work. What is frozen stays so, with all
+    # that conftest.py has frozen for the tests that follow.
+    gc.freeze()
     with monkeypatch.context() as patch:
         patch.setattr(asyncio.events.Handle, "_run", timed)
-        try:
-            yield taken
-        finally:
-            gc.unfreeze()
+        yield taken
 
 
 @pytest.mark.parametrize("mode", ["async", "rounds", "server"])
