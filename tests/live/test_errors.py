@@ -7,7 +7,7 @@ import datetime
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
+from typing import Protocol
 
 import pytest
 import trustme
@@ -25,44 +25,68 @@ from gossamer.peer import (
     PeerError,
     ProcessSpec,
 )
+from gossamer.peer.process import main
 
 
-def host(spec, *, index: int = 0, **broker) -> tuple[int, str, Path]:
-    """Run one peer's process to its end: exit code, last line, its metrics file."""
+class Host(Protocol):
+    """Runs what `python -m gossamer.peer` would with these arguments: exit code, and standard error."""
+
+    def __call__(self, *arguments: str) -> tuple[int, str]: ...
+
+
+def in_a_process(*arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "gossamer.peer", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.fixture
+def here(capsys) -> Host:
+    """A host that does not wait for another process to load torch."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code = main(arguments)
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def last_line(host: Host, spec, **broker) -> tuple[int, str]:
+    """Run the first peer to its end: exit code, and the last line that it printed."""
     address = spec.broker.updated(**{"connect_timeout": 120.0, **broker})
     path = spec.folder / "host.json"
-    ProcessSpec(address, str(spec.folder), [spec.peers[index]]).write(path)
-    command = [sys.executable, "-m", "gossamer.peer", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    lines = done.stderr.strip().splitlines()
-    return done.returncode, lines[-1] if lines else "", spec.folder / "0.jsonl"
+    ProcessSpec(address, str(spec.folder), [spec.peers[0]]).write(path)
+    code, errors = host(str(path))
+    lines = errors.strip().splitlines()
+    return code, lines[-1] if lines else ""
 
 
-def refused(spec, *words: str, **broker) -> None:
-    code, line, metrics = host(spec, **broker)
+def refused(host: Host, spec, *words: str, **broker) -> None:
+    code, line = last_line(host, spec, **broker)
     assert code == 2
     assert line.startswith("error: ")
     for word in words:
         assert word in line
+    metrics = spec.folder / "0.jsonl"
     assert not metrics.exists() or metrics.read_text() == ""  # nothing was trained
 
 
-def test_an_unknown_broker(tmp_path, silent_port):
+def test_an_unknown_broker(tmp_path, silent_port, here):
     url = f"mqtt://127.0.0.1:{silent_port}"
-    refused(small_swarm(small_config(1, 2), tmp_path, url), url, connect_timeout=1.0)
+    refused(here, small_swarm(small_config(1, 2), tmp_path, url), url, connect_timeout=1.0)
 
 
-def test_a_refused_password(tmp_path, mosquitto):
+def test_a_refused_password(tmp_path, mosquitto, here):
     with Broker(BrokerSettings(users={"anna": "right"}), kind="mosquitto") as broker:
         url = broker.url.replace("mqtt://", "mqtt://anna:wrong@")
         spec = small_swarm(small_config(1, 2), tmp_path, url)
-        code, line, _ = host(spec)
+        code, line = last_line(here, spec)
     assert code == 2
     assert "password" in line or "not authorised" in line
     assert "wrong" not in line  # a password has no business in a log
 
 
-def test_an_expired_certificate(tmp_path, mosquitto):
+def test_an_expired_certificate(tmp_path, mosquitto, here):
     authority = trustme.CA()
     past = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
     server = authority.issue_cert("127.0.0.1", not_after=past)
@@ -72,7 +96,7 @@ def test_an_expired_certificate(tmp_path, mosquitto):
     server.private_key_pem.write_to_path(key)
     with Broker(BrokerSettings(tls=BrokerTls(ca, certificate, key)), kind="mosquitto") as broker:
         spec = small_swarm(small_config(1, 2), tmp_path, broker.url)
-        refused(spec, "expired", ca=str(ca))
+        refused(here, spec, "expired", ca=str(ca))
 
 
 def test_a_name_that_is_online_already(tmp_path, mosquitto):
@@ -88,7 +112,7 @@ def test_a_name_that_is_online_already(tmp_path, mosquitto):
             (tmp_path / "second").mkdir()
             second = small_swarm(small_config(2, 2), tmp_path / "second", broker.url)
             await asyncio.to_thread(
-                refused, second, "peer 0: the name is already online", "session"
+                refused, in_a_process, second, "peer 0: the name is already online", "session"
             )
             first.stop()
             await task
@@ -116,7 +140,7 @@ def test_a_model_that_is_not_connected_on_the_graph_names_its_peers(tmp_path):
         plan(config, tmp_path, BrokerAddress("mqtt://127.0.0.1"))
 
 
-def test_a_checkpoint_of_another_network(tmp_path, mosquitto):
+def test_a_checkpoint_of_another_network(tmp_path, mosquitto, here):
     from gossamer.experiments.build import Swarm
     from gossamer.peer import Engine
 
@@ -125,10 +149,10 @@ def test_a_checkpoint_of_another_network(tmp_path, mosquitto):
     learner = Swarm(other).member(0).learner
     spec = small_swarm(config, tmp_path, mosquitto.url, swarm="checkpointed")
     Engine("0", learner, spec.peers[0].settings, checkpoint=tmp_path / "0.checkpoint").save()
-    refused(spec, "0.checkpoint", "another network")
+    refused(here, spec, "0.checkpoint", "another network")
 
 
-def test_a_file_that_is_no_checkpoint(tmp_path, mosquitto):
+def test_a_file_that_is_no_checkpoint(tmp_path, mosquitto, here):
     (tmp_path / "0.checkpoint").write_bytes(b"not a checkpoint")
     spec = small_swarm(small_config(1, 2), tmp_path, mosquitto.url, swarm="checkpointed")
-    refused(spec, "0.checkpoint", "cannot be read")
+    refused(here, spec, "0.checkpoint", "cannot be read")

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +136,9 @@ class Gate:
         self.limit = 10**9
 
 
-ASK_BACK_SOON = Limits(retry=RetryPolicy(recall_longest=0.5))
+MEMORY = RetryPolicy(first=0.1)
+"""For a broker in memory: what is lost of the first messages is repeated as soon as the later ones are."""
+ASK_BACK_SOON = Limits(retry=replace(MEMORY, recall_longest=0.5))
 """For tests in which somebody stands before a gate and answers nobody: the others ask their mass back, not
 only after twenty times the longest delay they have seen, which on a slow machine is too long for any test."""
 
@@ -194,7 +196,7 @@ class Nest:
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     lives: list[Life] = field(default_factory=list)
     transport: type[MemoryTransport] = MemoryTransport
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = field(default_factory=lambda: Limits(retry=MEMORY))
 
     def start(
         self,

@@ -34,7 +34,13 @@ OPTIONS = FedNPOptions(strength=0.05, dimensions=3, hidden=4, batch=8)
 
 
 def sgd(
-    peer: int, *, double: bool = False, slices=None, samples: int = 12, mean: int | None = None
+    peer: int,
+    *,
+    double: bool = False,
+    slices=None,
+    samples: int = 12,
+    local_samples: int = 12,
+    mean: int | None = None,
 ) -> SgdLearner:
     """A small learner whose data depend on its number; `mean` is that of its inputs."""
     module = mlp("4=5=3", activation="tanh", output="none")
@@ -45,7 +51,7 @@ def sgd(
     x += peer if mean is None else mean
     y = torch.randint(0, 3, (samples,), generator=random)
     return SgdLearner(
-        network, (x, y), (x, y), local_samples=12, batch=6, rate=0.1, reduction="mean",
+        network, (x, y), (x, y), local_samples=local_samples, batch=6, rate=0.1, reduction="mean",
         loss="cross-entropy", seed=peer,
     )  # fmt: skip
 
@@ -138,7 +144,7 @@ def test_on_a_ring_of_60_sites_stay_as_sharp_as_the_servers():
     options = FedNPOptions(strength=0.05, dimensions=2, hidden=3, batch=4)
 
     def learners() -> list[FedNPLearner]:
-        inner = [sgd(peer, samples=6, mean=peer % 5) for peer in range(60)]
+        inner = [sgd(peer, samples=6, local_samples=6, mean=peer % 5) for peer in range(60)]
         return [
             FedNPLearner(each, options, counting_peer=peer == 0, seed=0)
             for peer, each in enumerate(inner)
