@@ -6,6 +6,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
+# Modules are compiled once, not in each of the hundred processes that tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-live test-lives lint bench clean
 
 demo: $(READY)

@@ -228,7 +228,13 @@ def test_a_torn_line_of_a_killed_sweep_is_run_again(
 
 # --- live swarms ------------------------------------------------------------------------------------
 
-LIVE = TINY.format(rounds=3) + '[[models]]\nname = "all"\nlayout = "64-4-10"\n'
+LIVE = f"""{TINY.format(rounds=3)}
+[[models]]
+name = "all"
+layout = "64-4-10"
+[gossip]
+per_process = 2
+"""
 
 
 def test_peers_keep_running_if_metrics_cannot_be_written(tmp_path: Path, empty_broker) -> None:

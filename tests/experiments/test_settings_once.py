@@ -25,7 +25,7 @@ from gossamer.experiments.study.sweep import expand
 from gossamer.gossip import LinkSettings, MqttOptions
 from gossamer.gossip.security import public_text
 from gossamer.models import fednp
-from gossamer.peer import BrokerAddress, PeerSpec, ProcessSpec, Settings
+from gossamer.peer import BrokerAddress, PeerSpec, ProcessSpec, Settings, SwarmSpec
 
 URL = "mqtt://127.0.0.1:1"
 BROKER = BrokerAddress(URL)
@@ -149,12 +149,17 @@ def write(path: Path, table: dict[str, Any]) -> Path:
     return path
 
 
+def planned(folder: Path, changes: dict[str, Any]) -> SwarmSpec:
+    """Return what `swarm` runs with the base config and these changes."""
+    file = write(folder / "swarm.toml", BASE | changes)
+    return plan(load_config(file), folder / "out", BROKER, str(file))
+
+
 def both(
     folder: Path, changes: dict[str, Any], **device: Any
 ) -> Iterator[tuple[PeerSpec, PeerSpec, BrokerAddress, BrokerAddress]]:
     """Yield each peer's spec by `swarm` and by `join`, then its broker's address by `swarm` and by `join`."""
-    file = write(folder / "swarm.toml", BASE | changes)
-    spec = plan(load_config(file), folder / "out", BROKER, str(file))
+    spec = planned(folder, changes)
     for index, one in enumerate(spec.peers):
         own = {"config": "swarm.toml", "index": index} | device
         if one.settings.trust == "swarm":
@@ -191,7 +196,7 @@ def test_swarm_and_join_reach_the_broker_in_the_same_way(tmp_path: Path, key: st
 
 @pytest.mark.parametrize("key", CASES)
 def test_a_child_process_reads_the_settings_that_were_written(tmp_path: Path, key: str) -> None:
-    specs = [swarm for swarm, _, _, _ in both(tmp_path, CASES[key])]
+    specs = list(planned(tmp_path, CASES[key]).peers)
     host = ProcessSpec(BROKER, "out", specs)
     host.write(tmp_path / "host.json")
     assert ProcessSpec.read(tmp_path / "host.json") == host

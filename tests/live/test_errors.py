@@ -126,7 +126,7 @@ def test_peers_whose_schemas_differ_say_which_field(tmp_path, mosquitto):
     with Broker(kind="mosquitto") as broker:
         one = small_swarm(config, tmp_path, broker.url)
         two = small_swarm(other, tmp_path, broker.url)
-        swarm = LocalSwarm(replace(one, peers=[one.peers[0], two.peers[1]]))
+        swarm = LocalSwarm(replace(one, peers=[one.peers[0], two.peers[1]], per_process=2))
         with pytest.raises(PeerError, match=r"model 'global' is not the same: field .* shape"):
             asyncio.run(swarm.run())
     assert all((tmp_path / f"{n}.jsonl").read_text() == "" for n in "01")

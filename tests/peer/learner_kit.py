@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Event
 
 import torch
 
@@ -47,6 +48,21 @@ def make_learner(
         reduction="sum",
         seed=1,
     )
+
+
+class Resting(SgdLearner):
+    """A learner that leaves most of the processor to others: for peers that train until they are stopped."""
+
+    def train(self, steps: int) -> Metrics:
+        Event().wait(0.05)
+        return super().train(steps)
+
+
+def make_resting(name: str) -> SgdLearner:
+    """A learner that trains slowly."""
+    network = make_learner(name).network
+    data = torch.zeros(4, 4), torch.zeros(4, dtype=torch.long)
+    return Resting(network, data, data)
 
 
 class Mistaken(SgdLearner):
