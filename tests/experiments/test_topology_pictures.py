@@ -15,6 +15,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from scipy.spatial.distance import pdist
 
 from gossamer.experiments.graphs import load_graph
 from gossamer.experiments.graphs.drawing import group_styles, marker_diameter, positions
@@ -55,7 +56,7 @@ def test_peers_and_labels_never_overlap(kind: str, peers: int) -> None:
     spots = np.unique(np.asarray(spots).round(5), axis=0)
     assert len(spots) == peers
     pixels = axes.transData.transform(spots)
-    smallest_distance = min(np.linalg.norm(a - b) for a, b in combinations(pixels, 2))
+    smallest_distance = pdist(pixels).min()
     size = marker_diameter(positions(build(kind, peers))) * figure.dpi / 72
     assert size <= smallest_distance + 1  # a peer is no wider than the way to its neighbour
     assert size >= 4  # and still to be seen
