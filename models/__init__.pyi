@@ -43,6 +43,9 @@ from .networks import resnet as resnet
 from .networks import small_cnn as small_cnn
 from .networks import unet as unet
 from .networks import vit as vit
+from .prior import Prior as Prior
+from .prior import class_correlation as class_correlation
+from .prior import log_priors as log_priors
 from .slicing import Layout as Layout
 from .slicing import ModelGraph as ModelGraph
 from .slicing import SliceSpec as SliceSpec

@@ -260,6 +260,12 @@ class SgdLearner:
         default the largest output is the predicted class; a single output predicts class 1 above 0.5, or
         above 0 with `cross-entropy`. For your own loss of a logit, use
         `right=lambda out, y: (out[:, 0] > 0) == y`. Without it, accuracy is NaN for float targets.
+    log_prior
+        The logarithms of the peer's class shares, one for each output; they are added to the network's
+        outputs in training and in tests, before `loss` and `right`. If peers differ only in how frequent
+        their classes are, one network then serves them all: see models/prior.py. The network itself stays
+        without it: add it to the outputs wherever the peer uses the network. For `cross-entropy` with two
+        outputs or more.
     seed
         Seeds the order of the samples. Every epoch has a new permutation; training continues in it where the
         last training stopped.
@@ -278,6 +284,7 @@ class SgdLearner:
         optimizer: OptimizerFactory | None = None,
         loss: str | Loss = "cross-entropy",
         right: IsCorrect | None = None,
+        log_prior: Tensor | None = None,
         seed: int = 0,
     ):
         if local_samples < 1 or batch < 1:
@@ -301,8 +308,12 @@ class SgdLearner:
             raise ModelError(f"unknown loss {loss!r}: there are {', '.join(LOSSES)}")
         self.loss: Loss = LOSSES[loss] if isinstance(loss, str) else loss
         custom_loss = None if self.loss in LOSSES.values() else self.loss
+        # The number of outputs for a sample; None without samples, or if they are not one row.
+        self._outputs: int | None = None
         for purpose, (inputs, labels) in (("training", train), ("test", test)):
-            _check_samples(network, purpose, inputs, labels, custom_loss)
+            outputs = _check_samples(network, purpose, inputs, labels, custom_loss)
+            if outputs is not None and outputs.ndim == 2:
+                self._outputs = outputs.shape[1]
         self.network = network
         self.samples, self.held_out = train, test
         self.local_samples, self.batch, self.reduction = local_samples, batch, reduction
@@ -313,6 +324,30 @@ class SgdLearner:
         self.optimizer = optimizer(parameters) if optimizer else PlainSgd(parameters, float(rate))
         self.generator = torch.Generator().manual_seed(seed)
         self.order = torch.empty(0, dtype=torch.int64)
+        self.log_prior = log_prior
+
+    @property
+    def log_prior(self) -> Tensor | None:
+        """The values that are added to the network's outputs, one for each class; None for none.
+
+        Setting it changes the next training and test. Raises ModelError for values that do not fit.
+        """
+        return self._log_prior
+
+    @log_prior.setter
+    def log_prior(self, values: Tensor | None) -> None:
+        if values is not None:
+            _check_log_prior(self.network.peer, values, self.loss, self._outputs)
+            values = values.detach().to(self.network.flat)
+        self._log_prior = values
+
+    def add_prior(self, outputs: Tensor) -> Tensor:
+        """Return outputs of the network, [n, classes], with the log-prior added if there is one."""
+        return outputs if self._log_prior is None else outputs + self._log_prior
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each sample, with the log-prior; outputs: the network's own."""
+        return self.loss(self.add_prior(outputs), labels)
 
     def train(self, steps: int = 1) -> Metrics:
         """Train on `local_samples` samples, `steps` times; the metrics are of the outputs while training."""
@@ -325,7 +360,7 @@ class SgdLearner:
             remaining_in_step = (remaining - 1) % self.local_samples + 1
             drawn = self.draw(min(self.batch, remaining_in_step))
             inputs, labels = self.samples[0][drawn], self.samples[1][drawn]
-            outputs = self.network.module(inputs)
+            outputs = self.add_prior(self.network.module(inputs))
             losses = self.loss(outputs, labels)
             self.optimizer.zero_grad(set_to_none=True)
             (losses.sum() if self.reduction == "sum" else losses.mean()).backward()
@@ -348,7 +383,7 @@ class SgdLearner:
         self.network.module.eval()
         total = Metrics()
         for first in range(0, len(labels), 1000):
-            outputs = self.network.module(inputs[first : first + 1000])
+            outputs = self.add_prior(self.network.module(inputs[first : first + 1000]))
             targets = labels[first : first + 1000]
             losses, correct = self.loss(outputs, targets), self._count_correct(outputs, targets)
             total += Metrics(float(losses.sum()), correct, len(targets))
@@ -422,10 +457,11 @@ _REGRESSION_LOSS = "loss=lambda out, y: (out[:, 0] - y).square()"
 @torch.no_grad()
 def _check_samples(
     network: SlicedNetwork, purpose: str, inputs: Tensor, labels: Tensor, loss: Loss | None
-) -> None:
+) -> Tensor | None:
     """Raise, naming the peer, for samples on which torch would fail in the first training step.
 
     loss: the user's own loss function, if there is one; only then float targets are allowed.
+    Returns the outputs for the first samples; None if there are no samples.
     """
     peer = f"peer {network.peer!r}, {purpose} samples"
     if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
@@ -447,9 +483,9 @@ def _check_samples(
             f"{peer}: labels must be int64 of shape ({count},), {given}{hint if is_regression else ''}"
         )
     if not count:
-        return
+        return None
     try:
-        outputs = run_once(network.module, inputs[:2])
+        outputs: Tensor = run_once(network.module, inputs[:2])
     except RuntimeError as error:
         raise ModelError(
             f"{peer}: inputs of shape {tuple(inputs.shape[1:])} do not fit the network: {error}"
@@ -457,7 +493,7 @@ def _check_samples(
     if loss is not None:
         _check_loss(peer, loss, outputs, labels[:2])
     if is_regression:
-        return
+        return outputs
     if outputs.ndim < 2:
         raise ModelError(
             f"{peer}: the network's outputs have the shape {tuple(outputs.shape)} for {len(outputs)} "
@@ -468,6 +504,31 @@ def _check_samples(
         raise ModelError(
             f"{peer}: labels run from {low} to {high}, but the network's {outputs.shape[1]} outputs allow 0 "
             f"to {classes - 1}"
+        )
+    return outputs
+
+
+def _check_log_prior(peer: str, values: Tensor, loss: Loss, outputs: int | None) -> None:
+    """Raise, naming the peer, for a log-prior that cannot be added to a network's outputs."""
+    peer = f"peer {peer!r}, log_prior"
+    if loss is not cross_entropy:
+        raise ModelError(
+            f"{peer}: is added to logits, so the loss must be 'cross-entropy'; use that, or no prior"
+        )
+    if outputs == 1:
+        raise ModelError(
+            f"{peer}: needs one output for each class, and the network has a single output for two classes: "
+            "give it two outputs, or use no prior"
+        )
+    if not isinstance(values, Tensor) or values.ndim != 1 or len(values) < 2:
+        raise ModelError(
+            f"{peer}: give a torch tensor with one value for each class, not {values!r}"
+        )
+    if outputs is not None and len(values) != outputs:
+        raise ModelError(f"{peer}: has {len(values)} values, but the network has {outputs} outputs")
+    if not bool(torch.isfinite(values).all()):
+        raise ModelError(
+            f"{peer}: all values must be finite; count a class without samples as rare, not as impossible"
         )
 
 

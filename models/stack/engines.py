@@ -50,6 +50,7 @@ class TrainingJob:
     pool: inputs of all peers. index, labels: [peers, samples], the rows of `pool` that these peers train on,
     in order, and their labels. ends: the end of each step in that order. mean: whether a step minimises the
     mean of its samples' losses, or their sum. steps_taken: steps that the optimizers have taken before.
+    priors: [peers, classes], added to the outputs before the loss; None for none.
     """
 
     pool: Tensor
@@ -59,6 +60,7 @@ class TrainingJob:
     rule: UpdateRule
     mean: bool
     steps_taken: int
+    priors: Tensor | None = None
 
     def steps(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield for every step its number, from 1, and its [peers, batch] of `index` and of `labels`."""
@@ -69,8 +71,8 @@ class TrainingJob:
 
 # An engine runs networks of one architecture. `rows` are some peers' rows of a stack; `activations` is the
 # number of values that one sample needs in a forward and backward pass. `train` changes the rows in place
-# and returns the outputs of all steps, in either form that `score` accepts; `outputs` returns [peers,
-# samples, classes].
+# and returns the outputs of all steps, priors added, in either form that `score` accepts; `outputs` returns
+# [peers, samples, classes], without priors.
 
 # --- the kernel -----------------------------------------------------------------------------------
 
@@ -206,9 +208,11 @@ def step(
     rate: float,
     gradients: list[Tensor],
     first_z: Tensor,
+    priors: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Do one step; return the outputs and δ, the gradient with respect to layer 0 before its activation.
 
+    priors: one row for every peer, added to the outputs; an empty tensor for none.
     If `gradients` is not empty, the gradients of `values` are written there, and values do not change; if it
     is empty, values take a step of plain SGD. If `first_z` is not empty, it is the result of layer 0 before
     its activation, and the caller updates that layer's weight and bias.
@@ -217,6 +221,8 @@ def step(
     prelu_inputs: list[Tensor] = []
     layer_outputs = forward(values, layers, x, first_z, prelu_inputs)
     outputs = layer_outputs[-1]
+    if priors.numel() > 0:
+        outputs = outputs + priors
     delta = loss_gradient(outputs, labels, loss)
     if mean:
         delta = delta.div_(outputs.size(-2))
@@ -277,11 +283,12 @@ def descend(
     loss: int,
     mean: bool,
     rate: float,
+    priors: Tensor,
 ) -> list[Tensor]:
     """Train by plain SGD until the next averaging; return the outputs of every step.
 
     index, labels, ends: see TrainingJob. steps_per_block: how many steps share one update of the first
-    layer's weights (see "Deferred steps" above); 1 defers nothing.
+    layer's weights (see "Deferred steps" above); 1 defers nothing. priors: see `step`.
     """
     several_peers = index.size(0) > 1
     empty = pool.new_empty([0])
@@ -316,7 +323,7 @@ def descend(
             step_labels = step_labels if several_peers else step_labels[0]
             x = inputs[..., a:b, :]
             outputs, delta = step(
-                values, layers, x, step_labels, loss, mean, rate, no_gradients, first_z
+                values, layers, x, step_labels, loss, mean, rate, no_gradients, first_z, priors
             )
             if deferred:
                 deltas[..., a:b, :] = delta
@@ -401,16 +408,16 @@ class ChainEngine:
     def train(self, rows: Tensor, state: list[Tensor], job: TrainingJob) -> Tensor:
         stacked = [rows, *state]
         values, *states = [self._parameters(tensor) for tensor in stacked]
-        pool = job.pool.flatten(1)
+        pool, priors = job.pool.flatten(1), self._priors(job)
         if isinstance(job.rule, PlainRule):
             cells, inputs = self._shapes[0]
             steps_per_block = plan.deferred_steps(rows.shape[1], cells, inputs, job.ends[0])
             steps = descend(
                 values, self._layers, pool, job.index, job.labels, job.ends, steps_per_block,
-                self._loss, job.mean, job.rule.rate,
+                self._loss, job.mean, job.rule.rate, priors,
             )  # fmt: skip
         else:
-            steps = self._train_by_gradients(values, states, pool, job)
+            steps = self._train_by_gradients(values, states, pool, job, priors)
         if _is_packed(rows):
             for tensor, parameters in zip(stacked, (values, *states), strict=True):
                 for block, trained in zip(tensor.split(self._sizes, 1), parameters, strict=True):
@@ -431,7 +438,12 @@ class ChainEngine:
         return outputs if len(rows) > 1 else outputs[None]
 
     def _train_by_gradients(
-        self, values: list[Tensor], state: list[list[Tensor]], pool: Tensor, job: TrainingJob
+        self,
+        values: list[Tensor],
+        state: list[list[Tensor]],
+        pool: Tensor,
+        job: TrainingJob,
+        priors: Tensor,
     ) -> list[Tensor]:
         """Train by an update rule that needs gradients; return the outputs of every step."""
         gradients = [torch.empty_like(value) for value in values]
@@ -443,11 +455,18 @@ class ChainEngine:
             else:
                 labels = labels[0]
             outputs, _ = step(
-                values, self._layers, x, labels, self._loss, job.mean, 0.0, gradients, no_first_z
-            )
+                values, self._layers, x, labels, self._loss, job.mean, 0.0, gradients, no_first_z,
+                priors,
+            )  # fmt: skip
             job.rule.step(values, gradients, state, number)
             outputs_of_steps.append(outputs)
         return outputs_of_steps
+
+    def _priors(self, job: TrainingJob) -> Tensor:
+        """Return a job's priors as the kernel adds them: [peers, 1, classes]; [1, classes] for one peer."""
+        if job.priors is None:
+            return job.pool.new_empty(0)
+        return job.priors[:, None] if len(job.priors) > 1 else job.priors
 
     def _parameters(self, rows: Tensor) -> list[Tensor]:
         """Return every parameter as [peers, …] (for one peer without that axis); biases get one row."""
@@ -481,10 +500,13 @@ class ModuleEngine:
     def train(self, rows: Tensor, state: list[Tensor], job: TrainingJob) -> Tensor:
         values = self._parameters(rows)
         states = [list(self._parameters(tensor).values()) for tensor in state]
-        gradients_of = vmap(grad(self._loss_function(job.mean), has_aux=True))
+        prior_axis = None if job.priors is None else 0
+        gradients_of = vmap(
+            grad(self._loss_function(job.mean), has_aux=True), in_dims=(0, 0, 0, prior_axis)
+        )
         outputs_of_steps: list[Tensor] = []
         for number, index, labels in job.steps():
-            gradients, outputs = gradients_of(values, job.pool[index], labels)
+            gradients, outputs = gradients_of(values, job.pool[index], labels, job.priors)
             ordered = [gradients[name] for name in values]
             job.rule.step(list(values.values()), ordered, states, number)
             outputs_of_steps.append(outputs)
@@ -514,9 +536,11 @@ class ModuleEngine:
         module, loss = self._module_of_thread().train(), self._loss
 
         def loss_and_outputs(
-            values: dict[str, Tensor], x: Tensor, y: Tensor
+            values: dict[str, Tensor], x: Tensor, y: Tensor, prior: Tensor | None = None
         ) -> tuple[Tensor, Tensor]:
             outputs = functional_call(module, values, (x,))
+            if prior is not None:
+                outputs = outputs + prior
             losses = loss(outputs, y)
             return (losses.mean() if mean else losses.sum()), outputs
 

@@ -428,7 +428,8 @@ class SgdGroup(StackedGroup):
         index = order + inputs.first_row_tensor[selected, None]
         drawn_labels = labels.rows[order + labels.first_row_tensor[selected, None]]
         mean, ends = first.reduction == "mean", self._step_ends(repeats)
-        job = TrainingJob(inputs.rows, index, drawn_labels, ends, rule, mean, steps_taken)
+        priors = self._priors(rows)
+        job = TrainingJob(inputs.rows, index, drawn_labels, ends, rule, mean, steps_taken, priors)
         with self._selected(rows, *self._states.values) as (values, *state):
             outputs = self._engine.train(values, state, job)
         return self._with_indices(rows, score(outputs, drawn_labels, first.loss, first.right))
@@ -437,15 +438,29 @@ class SgdGroup(StackedGroup):
         """Test peers that have the same number of test samples."""
         first, (inputs, labels) = self._learners[0], self._tests
         values = self._values[row_index(rows, self._device)]
-        metrics = [Metrics()] * len(rows)
+        metrics, priors = [Metrics()] * len(rows), self._priors(rows)
         # At most 1000 samples of a peer at once, like SgdLearner.test.
         batch, samples = max(1, min(1000, plan.TEST_ROWS // len(rows))), labels.counts[rows[0]]
         for begin in range(0, samples, batch):
             count = min(batch, samples - begin)
             outputs = self._engine.outputs(values, inputs.window(rows, begin, count))
+            if priors is not None:
+                outputs = outputs + priors[:, None]
             scores = score(outputs, labels.window(rows, begin, count), first.loss, first.right)
             metrics = [a + b for a, b in zip(metrics, scores, strict=True)]
         return self._with_indices(rows, metrics)
+
+    def _priors(self, rows: Sequence[int]) -> Tensor | None:
+        """Return some peers' log-priors, [peers, classes]: 0 for a peer without; None if none has one.
+
+        They are read each time, because a learner's `log_prior` may be set while it is in the stack.
+        """
+        priors = [self._learners[row].log_prior for row in rows]
+        given = next((prior for prior in priors if prior is not None), None)
+        if given is None:
+            return None
+        zero = torch.zeros_like(given)
+        return torch.stack([zero if prior is None else prior for prior in priors]).to(self._device)
 
     def _step_ends(self, repeats: int) -> list[int]:
         """Return how many samples are used up after each gradient step; no batch spans two repeats."""

@@ -12,6 +12,7 @@ from stack_kit import OPTIMIZERS, assert_same, associators, perceptrons, picture
 from torch import Tensor, nn
 
 from gossamer.experiments.arena import Arena
+from gossamer.models import IsCorrect, Learner, SgdLearner
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -44,6 +45,55 @@ def test_every_activation_and_loss(activation: str, output: str, loss: str, redu
 @pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
 def test_one_output_is_a_yes_or_no(loss: str) -> None:
     assert_same(lambda: perceptrons(4, "6=5=1", loss=loss, level="6-5-1"), rounds=12)
+
+
+def with_priors(learners: list[Learner]) -> list[Learner]:
+    """Give every learner but the second a strong log-prior of its own."""
+    for index, learner in enumerate(learners):
+        if index != 1:
+            assert isinstance(learner, SgdLearner)
+            learner.log_prior = Tensor([0.0, -2.0, 1.0, 0.5]).roll(index)
+    return learners
+
+
+@pytest.mark.parametrize("optimizer", ["plain", "momentum", "adam"])
+@pytest.mark.parametrize("layout", ["6=8=5=4", "300=120=4"])
+@pytest.mark.parametrize("peers", [1, 4])
+def test_peers_with_and_without_priors_share_a_stack(
+    optimizer: str, layout: str, peers: int
+) -> None:
+    def make() -> list[Learner]:
+        return with_priors(
+            perceptrons(
+                peers, layout, output="none", loss="cross-entropy", rate=0.02, reduction="mean",
+                local_samples=50, batch=20, optimizer=OPTIMIZERS[optimizer],
+            )
+        )  # fmt: skip
+
+    # Adam divides by the size of gradients, and so enlarges the rounding of small ones, without priors too.
+    assert_same(make, 8, tolerance=1e-4 if optimizer == "adam" else 1e-5, stacked=peers)
+
+
+def test_priors_of_networks_with_an_output_activation() -> None:
+    options = {"output": "sigmoid", "loss": "cross-entropy"}
+    assert_same(lambda: with_priors(perceptrons(4, **options)), rounds=12)
+
+
+@pytest.mark.parametrize("right", [None, lambda out, y: out.argmax(1) == y])
+def test_priors_of_networks_that_are_no_chains(right: IsCorrect | None) -> None:
+    assert_same(lambda: with_priors(pictures(right=right)), rounds=8)
+
+
+def test_a_prior_that_is_set_in_the_stack_counts_from_then_on() -> None:
+    learners = perceptrons(4, output="none", loss="cross-entropy")
+    arena = Arena(learners, threads=1)
+    before = arena.test()
+    with_priors(learners)
+    after = arena.test()
+    assert after[1] == before[1]
+    for learner, old, new in zip(learners, before, after, strict=True):
+        assert new.loss == pytest.approx(learner.test().loss, rel=1e-5)
+        assert learner is learners[1] or new.loss != pytest.approx(old.loss, rel=1e-3)
 
 
 def test_large_peers_train_one_by_one_in_place() -> None:

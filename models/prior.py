@@ -1,0 +1,118 @@
+"""Log-priors: the logarithms of every peer's class shares, which a learner adds to its outputs.
+
+Let peers differ only in how frequent their classes are: p_i(x, y) = p_i(y) p(x | y). Then
+
+    p_i(y | x) ∝ exp(f_y(x) + log p_i(y)),      f_y(x) = log p(x | y) + a term without y
+
+so one network f serves all peers if each adds its own log p_i(y) in training and in tests. Without it, each
+peer's training pulls the shared outputs towards its own shares. A peer must meet the classes as often when
+the network is used as in its training samples. Labels that mean something else to every peer are another
+kind of difference, and a prior does nothing about it.
+
+How the shares are estimated from n peers' counts x_ic of C classes, m_i = Σ_c x_ic:
+
+    own     (x_ic + 1) / (m_i + C), from the peer's own labels alone
+    auto    (x_ic + α π_c) / (m_i + α), with the shares π of all peers together and α = 1/ρ − 1; no prior
+            if ρ is not above what chance allows
+
+With few samples, `own` invents differences between peers. `auto` needs the counts of all peers.
+
+This module does not import torch, so mistakes in a config are reported without waiting for it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .errors import ModelError
+
+Prior = Literal["auto", "own", "none"]
+"""How log-priors are estimated; `none` for no log-prior."""
+
+MIN_ERRORS = 2.0
+"""auto: standard errors by which ρ must exceed 0. If peers' shares are equal, chance alone exceeds two in 2
+to 5 of 100 swarms."""
+MIN_PSEUDO_SAMPLES = 1.0
+"""auto: the least α. Peers with one class each have ρ = 1 and α = 0, which would make all other classes
+impossible."""
+
+Floats = NDArray[np.float64]
+
+
+def log_priors(counts: ArrayLike, how: Prior) -> Floats | None:
+    """Return every peer's log-prior, [peers, classes], from its counts of labels; None for no prior.
+
+    All values are finite: a class without samples is rare, not impossible. A peer without samples gets the
+    shares of all peers together with `auto`, and equal shares with `own`.
+    """
+    if how not in get_args(Prior):
+        raise ModelError(f"unknown prior {how!r}: there are {', '.join(get_args(Prior))}")
+    x = _checked(counts)
+    if how == "none":
+        return None
+    if how == "own":
+        return np.log((x + 1) / (x.sum(axis=1, keepdims=True) + x.shape[1]))
+    rho, error = class_correlation(x)
+    if not rho > MIN_ERRORS * error:
+        return None
+    alpha = max(1 / rho - 1, MIN_PSEUDO_SAMPLES)
+    # One more sample of every class keeps the shares of classes that no peer has above 0.
+    common = (x.sum(axis=0) + 1) / (x.sum() + x.shape[1])
+    return np.log((x + alpha * common) / (x.sum(axis=1, keepdims=True) + alpha))
+
+
+def class_correlation(counts: ArrayLike) -> tuple[float, float]:
+    """Return ρ, how strongly class shares differ between peers, and its standard error if they do not.
+
+    ρ is the intraclass correlation: 0 if two samples of one peer are no more alike in their class than two
+    of different peers, 1 if each peer has a single class. If shares are drawn from Dirichlet(α π), counts
+    are Dirichlet-multinomial with ρ = 1/(1 + α). The estimate is that of Weir and Hill (2002), from the
+    variance of shares between peers and the variance of labels within them:
+
+        MSB = Σ_i m_i Σ_c (x_ic/m_i − π_c)² / (n − 1)
+        MSW = Σ_i m_i Σ_c (x_ic/m_i)(1 − x_ic/m_i) / Σ_i (m_i − 1)
+        m̄   = (Σ_i m_i − Σ_i m_i² / Σ_i m_i) / (n − 1)
+        ρ   = (MSB − MSW) / (MSB + (m̄ − 1) MSW)
+
+    If all peers' shares are π, the deviations √m_i (x_i/m_i − π) have the covariance Σ = diag(π) − ππᵀ and
+    n − 1 degrees of freedom, so MSB has the mean tr Σ and the variance 2 tr Σ² / (n − 1). Hence
+
+        s.e. = √(2 tr Σ² / (n − 1)) / (m̄ tr Σ),     tr Σ = 1 − Σ_c π_c²,
+                                                     tr Σ² = Σ_c π_c² − 2 Σ_c π_c³ + (Σ_c π_c²)²
+
+    For two classes this is Weir and Hill's formula at ρ = 0. It answers whether chance alone explains the
+    differences; it is not the error of a ρ that is above 0, which is larger.
+
+    Peers without samples are left out. Returns (0, 0) if the counts cannot tell: fewer than two peers with
+    samples, a single class in all of them, or not more than one sample at any peer.
+    """
+    x = _checked(counts)
+    x = x[x.sum(axis=1) > 0]
+    m, peers = x.sum(axis=1), len(x)
+    if peers < 2 or m.max() <= 1:
+        return 0.0, 0.0
+    pi, shares = x.sum(axis=0) / m.sum(), x / m[:, None]
+    spread = 1 - np.square(pi).sum()  # tr Σ
+    if spread <= 0:
+        return 0.0, 0.0
+    between = (m[:, None] * np.square(shares - pi)).sum() / (peers - 1)
+    within = (m[:, None] * shares * (1 - shares)).sum() / (m - 1).sum()
+    size = (m.sum() - np.square(m).sum() / m.sum()) / (peers - 1)
+    rho = (between - within) / (between + (size - 1) * within)
+    squares = np.square(pi).sum()
+    spread_squared = squares - 2 * (pi**3).sum() + squares**2  # tr Σ²
+    return float(rho), float(np.sqrt(2 * spread_squared / (peers - 1)) / (size * spread))
+
+
+def _checked(counts: ArrayLike) -> Floats:
+    """Return counts as an array [peers, classes]; raises ModelError for anything else."""
+    x = np.asarray(counts, dtype=np.float64)
+    if x.ndim != 2 or x.shape[1] < 2 or not np.isfinite(x).all() or (x < 0).any():
+        raise ModelError(
+            "counts of labels must be numbers of at least 0, [peers, classes] with two classes or more, "
+            f"not an array of shape {x.shape}"
+        )
+    return x
