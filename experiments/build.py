@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from ..models import (
     SliceSpec,
     Start,
     implementers,
+    log_priors,
     mlp,
     seeded_rng,
     sparse_vectors,
@@ -237,10 +238,35 @@ class Swarm:
                 loss=training.loss,
                 seed=int(seeded_rng(config.seed, "order", index).integers(2**31)),
             )
+        with self._error_context("training.prior"):
+            learner.log_prior = self._log_prior(index)
         wrapped = ProximalLearner(learner, training.proximal) if training.proximal else learner
         if config.fednp is not None:
             wrapped = self._fednp_learner(learner, index, len(train))
         return Member(str(index), self.task_name(index), len(train), wrapped)
+
+    def _log_prior(self, index: int) -> torch.Tensor | None:
+        """Return what one peer adds to its outputs; only "auto" looks at the labels of other peers."""
+        match self.config.training.prior:
+            case "none":
+                return None
+            case "own":
+                priors, row = log_priors([self._class_counts(index)], "own"), 0
+            case "auto":
+                priors, row = self._auto_priors, index
+        return None if priors is None else torch.from_numpy(priors[row])
+
+    @cached_property
+    def _auto_priors(self) -> np.ndarray | None:
+        """The log-priors of all peers, [peers, classes]; None if class shares differ by chance only."""
+        counts = [self._class_counts(index) for index in range(self.config.peers)]
+        return log_priors(counts, "auto")
+
+    def _class_counts(self, index: int) -> np.ndarray:
+        """Return how many training samples of each class one peer has, by the labels of its task."""
+        classes = self.dataset.classes
+        labels = self.task(index, classes).apply(self._train[index].y)
+        return torch.bincount(labels, minlength=classes).numpy()
 
     def _fednp_learner(self, learner: SgdLearner, index: int, samples: int) -> Learner:
         config = self.config
@@ -270,6 +296,9 @@ class Swarm:
             if getattr(config.training, key):
                 text = "the associative network does not learn by gradients; leave the key out"
                 raise self._error(f"training.{key}", text)
+        if config.training.prior != "none":
+            text = "the associative network has no classes; leave the key out"
+            raise self._error("training.prior", text)
         with self._error_context("network.layout"):
             module = AssociativeNetwork(config.network.layout)
         network = self._network(index, module)
@@ -341,6 +370,9 @@ class Swarm:
         if cells[-1] != classes and (cells[-1], classes) != (1, 2):
             text = f"the last layer has {cells[-1]} cells, but {data} has {classes} classes"
             raise self._error("network.layout", text)
+        if cells[-1] == 1 and self.config.training.prior != "none":
+            text = "needs one output for each class, and the last layer has a single cell"
+            raise self._error("training.prior", f"{text}: give it two, or leave the key out")
 
     def _peers_at(self, key: str, value: PeerSelection) -> list[int]:
         """Return the indices of the peers that the value of a key names: "all", the first few, or a list."""

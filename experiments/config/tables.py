@@ -25,7 +25,7 @@ from ...gossip import (
     checked,
     validation_error,
 )
-from ...models import ReadyNetworkName
+from ...models import Prior, ReadyNetworkName
 from ...models.fednp import FedNPOptions
 from ...peer import (
     CredentialSettings,
@@ -297,15 +297,28 @@ class Training(SettingsTable):
     proximal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """FedProx's μ: the coefficient of a penalty on the distance from the values after the last averaging.
     Raise it if peers' data differ and their values diverge between averagings."""
+    prior: Prior = "none"
+    """Whether a peer adds the logarithms of its class shares to the network's outputs, in training and in
+    tests: for peers whose classes are not equally frequent, so that they can share the whole network. own:
+    shares from the peer's own labels, each class counted once more. auto: shares drawn towards those of all
+    peers, the more so the less they differ, and no prior if they differ by chance only; simulations and
+    comparisons only. Classes must be as frequent in tests as in training: set `data.tested = "own"` if the
+    data set has a test set. Does not help where labels mean something else to every peer. Saved networks
+    are without the prior."""
 
     @model_validator(mode="after")
-    def _check_epochs_and_momentum(self) -> Training:
+    def _check_combinations(self) -> Training:
         if self.epochs is not None and "local_samples" in self.model_fields_set:
             raise validation_error("has epochs and local_samples: leave one of them out")
         if self.momentum is not None and self.optimizer != "momentum":
             raise validation_error(
                 f"has a momentum, which the optimizer {self.optimizer!r} does not use: "
                 'write optimizer = "momentum"'
+            )
+        if self.prior != "none" and self.loss != "cross-entropy":
+            raise validation_error(
+                f"has a prior, which is added to logits, and the loss {self.loss!r}, which has none: write "
+                'loss = "cross-entropy", or leave prior out'
             )
         return self
 

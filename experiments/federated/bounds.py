@@ -5,6 +5,8 @@ The ensemble of all clients' networks is a reference for methods that fuse or av
     p(k|x) ∝ Σ_j n_jk/n_k · p_j(k|x)          client j has n_jk samples of class k
 
 A client without samples of a class has no weight in that class. Whoever uses the ensemble needs all networks.
+If clients have log-priors, p_j is computed without them, and client i multiplies p(k|x) by its own share of
+class k.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...models import Metrics
+from ...models import Metrics, log_priors
 from .method import Client, Method, RoundContext, test_each_set_once
 
 
@@ -38,6 +40,8 @@ class Pooled(Method):
 
     The state is a client with all samples. A round is E epochs over them, as many samples as K clients see in
     a round, but in K times as many consecutive steps. Samples keep the labels that their clients gave them.
+    If clients have log-priors, the network is trained with that of all samples together, and tested with
+    each client's own.
     """
 
     bound = True
@@ -48,6 +52,11 @@ class Pooled(Method):
             torch.cat([client.learner.samples[0] for client in clients]),
             torch.cat([client.learner.samples[1] for client in clients]),
         )
+        if learner.log_prior is not None:
+            counts = torch.bincount(learner.samples[1], minlength=len(learner.log_prior))
+            pooled = log_priors(counts[None].numpy(), "own")
+            assert pooled is not None
+            learner.log_prior = torch.from_numpy(pooled[0])
         return Client(learner, clients[0].epochs)
 
     def round(self, state: Client, clients: Sequence[Client], context: RoundContext) -> Client:
@@ -68,14 +77,18 @@ class Ensemble(Local):
     def test(self, state: None, clients: Sequence[Client]) -> list[Metrics]:
         def test(client: Client) -> Metrics:
             inputs, labels = client.learner.held_out
-            return score(ensemble_probabilities(clients, inputs), labels)
+            probabilities = ensemble_probabilities(clients, inputs)
+            if client.learner.log_prior is not None:
+                logits = client.learner.add_prior(probabilities.clamp(min=1e-12).log())
+                probabilities = F.softmax(logits, dim=1)
+            return score(probabilities, labels)
 
         return test_each_set_once(clients, test)
 
 
 @torch.no_grad()
 def ensemble_probabilities(clients: Sequence[Client], inputs: Tensor) -> Tensor:
-    """p(k|x) of the ensemble for every input x and class k."""
+    """p(k|x) of the ensemble for every input x and class k, without any client's log-prior."""
     by_client = []
     for client in clients:
         client.network.module.eval()

@@ -260,11 +260,13 @@ def describe(config: Comparison) -> str:
     tasks = [", two labels swapped at each" if one.kind == "swaps" else f", task {one.kind}"
              for one in config.tasks]  # fmt: skip
     tested = "each client's own classes" if data.tested == "own" else "all classes"
+    prior = "" if training.prior == "none" else f", log-prior {training.prior}"
     return (
         f"{data.set}, {', '.join(amounts) or 'all samples'}, {config.peers} clients, "
         f"{partitions.get(data.partition, data.partition)}{''.join(tasks)}; "
         f"{config.network.name_or_entry or config.network.layout}; "
-        f"E = {training.epochs or 1}, B = {training.batch}, η = {training.rate:g}; tested on {tested}."
+        f"E = {training.epochs or 1}, B = {training.batch}, η = {training.rate:g}{prior}; "
+        f"tested on {tested}."
     )
 
 

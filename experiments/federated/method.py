@@ -237,13 +237,16 @@ class ServerMethod(Method):
 def test_each_set_once(
     clients: Sequence[Client], test: Callable[[Client], Metrics]
 ) -> list[Metrics]:
-    """Test one network on every client's samples; test samples that clients share are used only once."""
-    results: dict[int, Metrics] = {}
-    for client in clients:
-        key = id(client.learner.held_out[1])
+    """Test one network on every client's samples; test samples that clients share are used only once.
+
+    Clients with log-priors of their own are tested one by one: the same outputs mean other classes to them.
+    """
+    results: dict[tuple[int, int], Metrics] = {}
+    keys = [(id(client.learner.held_out[1]), id(client.learner.log_prior)) for client in clients]
+    for key, client in zip(keys, clients, strict=True):
         if key not in results:
             results[key] = test(client)
-    return [results[id(client.learner.held_out[1])] for client in clients]
+    return [results[key] for key in keys]
 
 
 def mean(vectors: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:

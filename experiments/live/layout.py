@@ -79,6 +79,11 @@ class SwarmLayout:
         require_push(config, source, "live peers", "run gossamer simulate")
         refuse_auto_sharing(config, source, "live peers", "run gossamer simulate")
         warn_unused_keys(config, "live", source)
+        if config.training.prior == "auto":
+            raise ConfigError(
+                f"{source}: key 'training.prior': \"auto\" needs the class counts of all peers, which live "
+                'peers do not send; "own" works, from each peer\'s own labels'
+            )
         self.config, self.source, self.swarm = config, source, swarm
         self.labels = tuple(str(index) for index in range(config.peers))
         gossip, private_models = config.gossip, config.trust.private
