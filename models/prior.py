@@ -12,10 +12,13 @@ kind of difference, and a prior does nothing about it.
 How the shares are estimated from n peers' counts x_ic of C classes, m_i = Σ_c x_ic:
 
     own     (x_ic + 1) / (m_i + C), from the peer's own labels alone
-    auto    (x_ic + α π_c) / (m_i + α), with the shares π of all peers together and α = 1/ρ − 1; no prior
-            if ρ is not above what chance allows
+    auto    (x_ic + α π_c) / (m_i + α), with the shares π of all peers together and α = 1/ρ − 1, at least C;
+            no prior if ρ is not above what chance allows
 
-With few samples, `own` invents differences between peers. `auto` needs the counts of all peers.
+With few samples, `own` invents differences between peers. `auto` needs the counts of all peers. α ≥ C adds as
+many pseudo-samples as `own` does. The best estimate of strongly skewed shares has fewer, but taught worse:
+digits of 16 peers with 20 samples each and shares from Dirichlet(0.3), where 1/ρ − 1 is about 3, were learned
+to an accuracy of .849 with it, .853 with α ≥ C and .853 with `own` (means of 8 seeds).
 
 This module does not import torch, so mistakes in a config are reported without waiting for it.
 """
@@ -35,9 +38,6 @@ Prior = Literal["auto", "own", "none"]
 MIN_ERRORS = 2.0
 """auto: standard errors by which ρ must exceed 0. If peers' shares are equal, chance alone exceeds two in 2
 to 5 of 100 swarms."""
-MIN_PSEUDO_SAMPLES = 1.0
-"""auto: the least α. Peers with one class each have ρ = 1 and α = 0, which would make all other classes
-impossible."""
 
 Floats = NDArray[np.float64]
 
@@ -58,7 +58,7 @@ def log_priors(counts: ArrayLike, how: Prior) -> Floats | None:
     rho, error = class_correlation(x)
     if not rho > MIN_ERRORS * error:
         return None
-    alpha = max(1 / rho - 1, MIN_PSEUDO_SAMPLES)
+    alpha = max(1 / rho - 1, x.shape[1])
     # One more sample of every class keeps the shares of classes that no peer has above 0.
     common = (x.sum(axis=0) + 1) / (x.sum() + x.shape[1])
     return np.log((x + alpha * common) / (x.sum(axis=1, keepdims=True) + alpha))

@@ -90,16 +90,22 @@ def test_own_counts_every_class_once_more() -> None:
     assert log_priors([[3, 0, 1]], "none") is None
 
 
-def test_auto_draws_shares_towards_those_of_all_peers() -> None:
-    counts = drawn(1, [20] * 15, EQUAL, 5.0)
+@pytest.mark.parametrize(("alpha", "at_least_one_each"), [(40.0, False), (3.0, True)])
+def test_auto_draws_shares_towards_those_of_all_peers(
+    alpha: float, at_least_one_each: bool
+) -> None:
+    counts = drawn(1, [50] * 15, EQUAL, alpha)
     counts = np.concatenate([counts, np.zeros((1, 10), int)])  # a peer without samples
     priors = log_priors(counts, "auto")
     assert priors is not None
     shares, common = np.exp(priors), (counts.sum(0) + 1) / (counts.sum() + 10)
     np.testing.assert_allclose(shares.sum(axis=1), 1)
     np.testing.assert_allclose(shares[-1], common)
-    alpha = 1 / class_correlation(counts)[0] - 1
-    np.testing.assert_allclose(shares[0], (counts[0] + alpha * common) / (20 + alpha))
+    pseudo_samples = 1 / class_correlation(counts)[0] - 1
+    assert (pseudo_samples < 10) == at_least_one_each
+    pseudo_samples = max(pseudo_samples, 10)
+    expected = (counts[0] + pseudo_samples * common) / (50 + pseudo_samples)
+    np.testing.assert_allclose(shares[0], expected)
 
 
 def test_auto_is_nearer_to_the_true_shares_than_own_with_few_samples() -> None:
