@@ -226,7 +226,7 @@ REFUSED_IN_COMPARISONS: tuple[Need, ...] = tuple(
 
 
 def warn_unused_keys(config: Experiment, run: Run, source: str = "config") -> None:
-    """Print a warning for every key of a config that has no effect in a run.
+    """Print a warning for every key of a config that has no effect in a run, or hardly the intended one.
 
     Raises ConfigError for keys that belong to another type of run, such as [sweep].
     """
@@ -235,6 +235,16 @@ def warn_unused_keys(config: Experiment, run: Run, source: str = "config") -> No
             raise ConfigError(_message(source, key, need))
         if need.reaction == "warn":
             console.warn(_message(source, key, need))
+    _warn_prior([config], source)
+
+
+def _warn_prior(configs: Sequence[Experiment], source: str) -> None:
+    """Print a warning if peers with a prior are tested on classes that are as frequent for all peers."""
+    if any(one.training.prior != "none" and one.data.tested == "common" for one in configs):
+        console.warn(
+            f"{source}: key 'training.prior': fits tests with the peer's own class shares, which a common "
+            'test set does not have, so accuracy on it falls: set data.tested = "own"'
+        )
 
 
 def _message(source: str, key: str, need: Need) -> str:
@@ -301,6 +311,7 @@ def warn_unused_in_sweep(
         is_unused = key not in axes and all(key in keys for keys in unused_by_run)
         if need.reaction == "warn" and is_unused:
             console.warn(_message(source, key, need))
+    _warn_prior(runs, source)
 
 
 def _run_of(config: Config) -> Run:

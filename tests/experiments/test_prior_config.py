@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm, make_learner
+from gossamer.experiments.config.needs import warn_unused_in_sweep, warn_unused_keys
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.federated import METHODS, Client
 from gossamer.experiments.federated.bounds import Ensemble, Pooled, ensemble_probabilities
@@ -103,6 +104,23 @@ def test_peers_with_skewed_classes_share_a_network_better_with_a_prior() -> None
 def test_a_sweep_varies_the_prior() -> None:
     config = parse_config(table("none", sweep={"training.prior": ["none", "own", "auto"]}))
     assert [cell.config.training.prior for cell in expand(config)] == ["none", "own", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("prior", "tested", "told"),
+    [("own", "common", True), ("own", "own", False), ("none", "common", False)],
+)
+@pytest.mark.parametrize("swept", [False, True])
+def test_a_prior_with_common_tests_is_told(
+    prior: str, tested: str, told: bool, swept: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = parse_config(table(prior, data={"tested": tested}))
+    if swept:
+        warn_unused_in_sweep(config, {}, [config], "mine.toml")
+    else:
+        warn_unused_keys(config, "lockstep", "mine.toml")
+    lines = " ".join(capsys.readouterr().err.split())
+    assert ("mine.toml: key 'training.prior': fits tests with the peer's own" in lines) == told
 
 
 # --- refusals -------------------------------------------------------------------------------------
