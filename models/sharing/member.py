@@ -174,7 +174,7 @@ class SharingMember:
         self._put(values)
         inputs, labels = self._held_out
         module = self.learner.network.module.eval()
-        return float(self.learner.loss(module(inputs), labels).mean())
+        return float(self.learner.losses(module(inputs), labels).mean())
 
     def _mixtures(self, after: np.ndarray, statistics: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the values with output layers that are never averaged, and those under each candidate."""
@@ -346,7 +346,7 @@ class _Head:
         for batch, targets in zip(
             features.split(learner.batch), labels[order].split(learner.batch), strict=True
         ):
-            losses = learner.loss(F.linear(batch, *values), targets)
+            losses = learner.losses(F.linear(batch, *values), targets)
             loss = losses.sum() if learner.reduction == "sum" else losses.mean()
             gradients = torch.autograd.grad(loss, values)
             self._steps += 1

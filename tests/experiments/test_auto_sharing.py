@@ -187,3 +187,14 @@ def test_what_it_cannot_work_with_is_refused() -> None:
     members[0] = SgdLearner(network, members[0].samples, members[0].held_out)
     with pytest.raises(ModelError, match="one architecture for all peers; there are 2"):
         Arena(members, sharing=AutoSharing())
+
+
+def test_held_out_losses_include_the_log_prior() -> None:
+    """With a prior that rules out all classes but one, other changes gain than without."""
+    members = learners(permuted=True)
+    for member in members:
+        member.log_prior = torch.tensor([0.0, *[-1e4] * 9])
+    sharing, _ = run(members, 12)
+    plain, _ = run(learners(permuted=True), 12)
+    assert plain.decisions
+    assert [str(one) for one in sharing.decisions] != [str(one) for one in plain.decisions]
