@@ -215,6 +215,11 @@ class Arena:
         return self._needs
 
     @property
+    def mixing(self) -> Mixing:
+        """How peers average now: with `sharing`, links may have been added to the graph."""
+        return self._mixing
+
+    @property
     def wire_simulation(self) -> Lockstep | None:
         """The peers' gossipers and the traffic that they sent, by partial model; None without `wire`."""
         return None if self._wired is None else self._wired.lockstep

@@ -91,7 +91,12 @@ class AutoSharing:
                 "the network's layers could not be analysed, so there are no parts to share: gossamer slices "
                 "says why"
             )
-        anatomy = networks[0].slicing.anatomy.with_norm_parts(norm_layers(networks[0].module))
+        norms = norm_layers(networks[0].module)
+        if norms and any(network.buffers != "average" for network in networks):
+            raise ModelError(
+                'peers decide about norm layers, too: leave out buffers, or set buffers = "average"'
+            )
+        anatomy = networks[0].slicing.anatomy.with_norm_parts(norms)
         if self._keep_models:
             return Assignment.of(networks, anatomy)
         return Assignment.shared(anatomy, [network.peer for network in networks])

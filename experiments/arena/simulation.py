@@ -121,7 +121,6 @@ def _auto_sharing(config: Config, members: Sequence[Member], source: str) -> Aut
         "fednp": ("FedNP, whose loss is not a sum over samples", config.fednp is not None),
         "training.proximal": ("a penalty beside the loss of samples", config.training.proximal > 0),
         "network.sizes": ("networks of several sizes", bool(config.network.sizes)),
-        "network.buffers": ("norm layers treated by hand", config.network.buffers != "average"),
         **{
             f"models.{number}.matching": ("matched cells", model.matching != "none")
             for number, model in enumerate(config.models)

@@ -14,7 +14,7 @@ from .downpour import Downpour
 from .fedavg import FedAvg, FedDyn, FedProx, Scaffold
 from .fednp import FedNP
 from .fedper import FedPer
-from .gossip import GossipSgd, PartialModels
+from .gossip import AutoPartialModels, GossipSgd, PartialModels
 from .method import Client, Method, RoundContext, ServerMethod
 from .moon import Moon
 
@@ -32,6 +32,7 @@ METHODS: Mapping[str, type[Method]] = MappingProxyType(
         "downpour": Downpour,
         "gossip-sgd": GossipSgd,
         "gossamer": PartialModels,
+        "auto": AutoPartialModels,
         "local": Local,
         "pooled": Pooled,
         "ensemble": Ensemble,

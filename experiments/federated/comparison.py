@@ -25,6 +25,7 @@ from ...gossip.compress import CompressError
 from ...models import Metrics, ModelError, SgdLearner, seeded_rng
 from ...topology import TopologyError
 from ..build import Swarm
+from ..cli import console
 from ..config.named_files import digest, named_files, refuse_changed, topology_files
 from ..config.needs import warn_unused_keys
 from ..config.tables import Config, Experiment, Model, parse_table, read_table, require_table
@@ -171,7 +172,9 @@ def check(config: Comparison, source: str = "config") -> None:
     warn_unused_keys(config, "compare", source)
     for name in config.methods:
         method = config.method(name)
-        _start(method, clients_of(config, method, config.seed, source), name, source)
+        state = _start(method, clients_of(config, method, config.seed, source), name, source)
+        if warning := method.warning(state):
+            console.warn(f"{source}: in [methods.{name}]: {warning}")
 
 
 def run(cell: Cell) -> Record:
@@ -183,6 +186,7 @@ def run(cell: Cell) -> Record:
     config, method = cell.config, cell.config.method(cell.line)
     clients = clients_of(config, method, cell.seed, cell.source)
     sent, seconds = 0, 0.0
+    samples = [client.samples for client in clients]  # a method may hold some of them out
     state = _start(method, clients, cell.line, cell.source)
     curve = [_point(0, sent, seconds, method.test(state, clients))]
     for index in range(1, config.rounds + 1):
@@ -200,7 +204,7 @@ def run(cell: Cell) -> Record:
             curve.append(_point(index, sent, seconds, method.test(state, clients)))
     return {
         "key": cell.key, "method": cell.line, "seed": cell.seed, "bound": method.bound,
-        "samples": [client.samples for client in clients], "curve": curve,
+        "samples": samples, "curve": curve,
     }  # fmt: skip
 
 

@@ -10,7 +10,8 @@ client to client with the values, so starting weights by numbers of samples woul
 
 Gossamer: the cells of one partial model are gossiped, all other cells are local to each client. The clients
 run in the arena: after every round of training they make `exchanges` exchanges of push-sum on a graph, which
-carry only the shared coordinates.
+carry only the shared coordinates. In the variant `auto`, clients share every cell at first and decide while
+they learn which ones to keep to themselves, or to average in groups.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ import numpy as np
 import torch
 
 from ...gossip import Array, Count, WireSettings
-from ...models import ModelError, SlicedNetwork
+from ...models import ModelError, SlicedNetwork, implementers
 from ...topology import Schedule, build, build_schedule, require_connected
-from ..arena import Arena, Gossip, Lockstep, Wire
+from ..arena import Arena, AutoSharing, Gossip, Lockstep, Wire
 from .method import GLOBAL_MODEL, Client, Method, RoundContext, Share
 
 
@@ -203,3 +204,59 @@ class PartialModels(GossipMethod):
         return SlicedNetwork(
             old.module, {GLOBAL_MODEL: shares}, peer=old.peer, anatomy=anatomy, buffers=old.buffers
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Deciding:
+    """The clients in an arena, and what decides about their sharing."""
+
+    arena: Arena
+    sharing: AutoSharing
+
+
+class AutoPartialModels(Method):
+    """Push-sum gossip of the cells that clients have decided to share, with all others or with some."""
+
+    topology: str = "exponential"
+    """Which clients gossip with which. Links are added where a group that clients have formed is not
+    connected, so the graph must not change over time."""
+    exchanges: Count = 1
+    """Exchanges per round. Raise it when peers disagree, at that many more bytes."""
+
+    def start(self, clients: Sequence[Client]) -> Deciding:
+        require_two(clients, "auto")
+        graph = build(self.topology, len(clients), seed=0)
+        sharing = AutoSharing()
+        arena = Arena(
+            [client.learner for client in clients],
+            every=clients[0].epochs,
+            mixing=Gossip(graph, exchanges=self.exchanges),
+            threads=1,
+            sharing=sharing,
+        )
+        return Deciding(arena, sharing)
+
+    def warning(self, state: Deciding) -> str:
+        reason = state.sharing.reason
+        return reason and f"everything stays shared: {reason}"
+
+    def round(self, state: Deciding, clients: Sequence[Client], context: RoundContext) -> Deciding:
+        context.pick(clients)  # draws the same random numbers as other methods
+        context.across += self.exchanges * self._bytes_per_exchange(state, clients)
+        state.arena.train_and_average()
+        return state
+
+    @staticmethod
+    def _bytes_per_exchange(state: Deciding, clients: Sequence[Client]) -> int:
+        """Return the bytes of all messages: every shared model, and what clients tell to decide."""
+        assert isinstance(state.arena.mixing, Gossip)
+        graph = state.arena.mixing.schedule.graph(0)
+        directions = 1 if graph.is_directed() else 2
+        networks = [client.network for client in clients]
+        values = 0
+        for model, members in implementers(networks).items():
+            edges = graph.subgraph(members).number_of_edges()
+            values += edges * len(networks[members[0]].slicing.coordinates(model))
+        if not state.sharing.reason:
+            values += graph.number_of_edges() * state.sharing.plan.layout.size
+        return directions * values * networks[0].flat.element_size()

@@ -192,6 +192,10 @@ class Method(SettingsTable, ABC):
     def round(self, state: Any, clients: Sequence[Client], context: RoundContext) -> Any:
         """Run one round and return the state after it. Everything that is sent goes through `context`."""
 
+    def warning(self, state: Any) -> str:
+        """Return what the user should know about a method that has started; usually nothing."""
+        return ""
+
     def round_context(self, clients: Sequence[Client], rng: np.random.Generator) -> RoundContext:
         """Return the random numbers and the simulated network of the next round."""
         return RoundContext(rng)

@@ -13,10 +13,19 @@ from results_kit import at
 from gossamer.experiments.arena import simulate_in_time
 from gossamer.experiments.arena.simulation import Simulation, simulate
 from gossamer.experiments.config.tables import ConfigError, parse_config
+from gossamer.experiments.federated.comparison import (
+    Cell,
+    Comparison,
+    check,
+    clients_of,
+    parse_comparison,
+)
+from gossamer.experiments.federated.comparison import run as run_method
 from gossamer.experiments.live.layout import plan
 from gossamer.experiments.study import Job
 from gossamer.experiments.study.sweep import expand, run_cells, stackable
 from gossamer.peer import BrokerAddress
+from gossamer.topology import build
 
 torch.set_num_threads(1)
 
@@ -122,7 +131,7 @@ def test_models_of_some_peers_stay_as_they_are(tmp_path: Path) -> None:
             },
             r"network\.sizes",
         ),
-        ({"network": {"name": "resnet", "buffers": "local"}}, r"network\.buffers"),
+        ({"network": {"name": "resnet", "buffers": "local"}}, "leave out buffers"),
         (
             {"models": [{"name": "global", "layout": "64-30-10", "matching": "align"}]},
             r"models\.0\.matching",
@@ -156,3 +165,37 @@ def test_a_sweep_compares_it_with_partial_models(tmp_path: Path) -> None:
     records = [record for batch in batches for record in run_cells(batch, Job(tmp_path))]
     assert [record["settings"]["sharing"] for record in records] == ["models"] * 2 + ["auto"] * 2
     assert [record.get("decisions") for record in records] == [None, None, [], []]
+
+
+def comparison(**table: Any) -> Comparison:
+    base = {key: BASE[key] for key in ("peers", "data", "tasks", "network")}
+    return parse_comparison(
+        base
+        | {"rounds": 14, "seeds": 1, "test_every": 14, "methods": {"auto": {}, "fedavg": {}}}
+        | table,
+        "c.toml",
+    )
+
+
+def test_in_a_comparison_it_is_a_method_that_counts_its_bytes() -> None:
+    config = comparison()
+    ends = {name: run_method(Cell(name, config, 0))["curve"][-1] for name in config.methods}
+    accuracy = {name: sum(end["accuracy"]) / 10 for name, end in ends.items()}
+    assert accuracy["auto"] > accuracy["fedavg"] + 0.2  # half the clients have other labels
+    clients = clients_of(config, config.method("auto"), 0)
+    values = len(clients[0].network.flat)
+    links = build("exponential", 10, seed=0).number_of_edges()
+    all_shared = 4 * values * links * 14
+    # Statistics of decisions come on top; what groups share crosses fewer links.
+    assert 0.5 * all_shared < ends["auto"]["bytes"] < 4 * all_shared
+
+
+def test_a_comparison_warns_where_nothing_can_be_decided(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check(comparison(peers=3, tasks=[]), "c.toml")
+    err = capsys.readouterr().err
+    assert err.count("c.toml: in [methods.auto]: everything stays shared: 3 peers are too few") == 1
+    local = {"name": "resnet", "buffers": "local", "options": {"widths": [4], "blocks": 1}}
+    with pytest.raises(ConfigError, match=r"in \[methods.auto\]: .*leave out buffers"):
+        check(comparison(network=local), "c.toml")

@@ -87,6 +87,7 @@ DECLARED_MORE_THAN_ONCE = {
         "NeighbourSettings",
         "Gossip",
         "PartialModels",
+        "AutoPartialModels",
     },  # a config may leave it to the graph
     "trust": {"Settings", "Config", "JoinConfig"},  # in files it is a table with a kind
     "matching": {"MatchingSettings", "Model"},  # a config says it of each of its models
@@ -103,7 +104,12 @@ DECLARED_MORE_THAN_ONCE = {
     "network": {"Experiment", "PeerSpec", "JoinConfig"},  # a table; the file of a trained one
     "rate": {"Training", "Method", "GuardSettings"},  # a method may have its own; messages a second
     "epochs": {"Training", "Method"},  # a method may have its own
-    "topology": {"Config", "GossipSgd", "PartialModels"},  # methods of one comparison have several
+    "topology": {  # methods of one comparison have several
+        "Config",
+        "GossipSgd",
+        "PartialModels",
+        "AutoPartialModels",
+    },
     "compress": {"WireSettings", "ServerMethod"},  # with a server, what is left out is lost
     "share": {"Model", "PartialModels"},
     "pushes": {"GossipSgd", "Downpour"},  # to a peer; to the server
