@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -271,7 +271,7 @@ def draw_slices(slicing: Slicing, path: Path, title: str) -> list[Path]:
     if left_out:
         text = f"… {left_out} more parts …"
         axes.text(0.5, -half, text, ha="center", va="center", fontsize=8, color="#555555")
-    _Picture(slicing, axes, heights).draw()
+    NetworkPicture(slicing, axes, heights).draw()
     return save(figure, path)
 
 
@@ -292,10 +292,20 @@ def models_of_drawn_cells(slicing: Slicing, part: int) -> list[str]:
     return [model for model, count in counts.items() for _ in range(count)]
 
 
-class _Picture:
-    """Draws a sliced network on matplotlib axes. heights: the y coordinate of each part that is drawn."""
+class NetworkPicture:
+    """Draws a sliced network on matplotlib axes.
 
-    def __init__(self, slicing: Slicing, axes: Axes, heights: dict[int, float]):
+    heights: the y coordinate of each part that is drawn. colours: of the models, by name; if left out, they
+    are chosen.
+    """
+
+    def __init__(
+        self,
+        slicing: Slicing,
+        axes: Axes,
+        heights: dict[int, float],
+        colours: Mapping[str, str] | None = None,
+    ):
         from ..study.figures import COLOURS
 
         self._slicing, self._axes, self._heights = slicing, axes, heights
@@ -304,8 +314,9 @@ class _Picture:
         self._colours = {  # without the last of COLOURS, a grey like that of private weights
             model: COLOURS[index % (len(COLOURS) - 1)] for index, model in enumerate(models)
         } | {"": PRIVATE_COLOUR}
+        self._colours |= colours or {}
 
-    def draw(self) -> None:
+    def draw(self, *, legend: bool = True) -> None:
         """Draw lines and arcs, the cells above them, and a legend."""
         arcs = 0
         for (first, second), never_averaged in self._slicing.anatomy.connections().items():
@@ -319,7 +330,8 @@ class _Picture:
             self._draw_cells(part)
         self._axes.set_xlim(-0.3, 1.36 if arcs else 1.08)
         self._axes.set_ylim(min(self._heights.values()) - 0.5, 0.5)
-        self._draw_legend()
+        if legend:
+            self._draw_legend()
 
     def _averaging_model(self, model: str, other: str, never_averaged: bool) -> str:
         """Return the model that averages weights between cells of two models; "" for private weights.

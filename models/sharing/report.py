@@ -86,14 +86,13 @@ def sentence(decision: Mapping[str, Any], cells: str, *, dry_run: bool) -> str:
     groups = decision["groups"]
     loss = f"{percent(decision['gain'])} ± {percent(decision['error'])}"
     after = f"after round {decision['round']}"
+    become = "would become" if dry_run else "became"
     if groups is None:
-        become = "would become" if dry_run else "became"
         change = f"{cells} {become} the peers' own {after}"
     else:
         sizes = _listed([str(len(group)) for group in groups])
-        are = "would be averaged" if dry_run else "are averaged"
-        change = f"{cells} {are} in {len(groups)} groups of {sizes} peers {after}"
-    return f"{change}: held-out loss {'falls' if dry_run else 'fell'} by {loss}"
+        change = f"{cells} {become} those of {len(groups)} groups of {sizes} peers {after}"
+    return f"{change}: held-out loss {'would fall' if dry_run else 'fell'} by {loss}"
 
 
 def cells_in_words(part: str, cells: Sequence[int], of: int, *, is_output: bool) -> str:

@@ -76,7 +76,7 @@ def test_a_dry_run_says_would_and_shares_everything(
 ) -> None:
     report, simulation = run(tmp_path, dry_run=True)
     assert report["decisions"]
-    assert "would be averaged in 2 groups" in capsys.readouterr().err
+    assert "would become those of 2 groups of 5 and 5 peers after round" in capsys.readouterr().err
     assert len(report["history"]) == 1
     assert all(member.network.models == ("global",) for member in simulation.members)
 
