@@ -39,6 +39,7 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
         "scale": "arena:scale",
         "matching": "models:matching",
         "networks": "models:networks",
+        "auto": "sharing:auto",
         "topology": "graphs:topology",
         "virtual": "virtual:virtual",
         "trust": "wire:trust",

@@ -21,6 +21,7 @@ from gossamer.models import (
     average,
     mlp,
 )
+from gossamer.models.sharing import OWN, Assignment
 
 torch.set_num_threads(1)
 PEERS = 10
@@ -164,6 +165,31 @@ def test_partial_models_that_not_all_peers_share_stay_as_they_are() -> None:
         for one in sharing.decisions
         if one.candidate.part == "2"
     )
+
+
+def test_a_wrong_decision_costs_something_and_ruins_nothing() -> None:
+    """Equal tasks, but all outputs become each peer's own: accuracy stays above that of peers alone.
+
+    It does not return to that of peers that share everything: own cells are never shared again.
+    """
+
+    def accuracy(own: Sequence[str], sharing: AutoSharing | None = None) -> float:
+        members = learners(permuted=False, samples=60)
+        list(Arena(members).run(5))
+        anatomy = members[0].network.slicing.anatomy
+        assignment = Assignment.shared(anatomy, [member.network.peer for member in members])
+        for part in own:
+            cells = anatomy.parts[anatomy.find(part)].cells
+            assignment = assignment.change(part, range(cells), OWN)
+        for member in members:
+            member.network.reslice(*assignment.slices(member.network.peer))
+        return list(Arena(members, sharing=sharing).run(25))[-1].accuracy
+
+    sharing = AutoSharing(keep_models=True)
+    after_it = accuracy(["2"], sharing)
+    assert not sharing.decisions, "one wrong step must not lead to the next"
+    assert after_it > accuracy(["input", "0", "2"]) + 0.005
+    assert after_it > accuracy([]) - 0.1
 
 
 @pytest.mark.parametrize(
