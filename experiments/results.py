@@ -34,6 +34,8 @@ from .errors import ConfigError
 
 Record = dict[str, Any]
 
+SHARING_FILE = "sharing.json"
+"""The file of what peers have decided to share; `gossamer assignment` reads it."""
 _RUN_FILE = "run.json"
 _LOCK_FILE = ".lock"
 _LATEST_LINK = "latest"

@@ -63,6 +63,7 @@ from .settings import NeighbourSettings as NeighbourSettings
 from .settings import ProtectionSettings as ProtectionSettings
 from .settings import ScheduleSettings as ScheduleSettings
 from .settings import Settings as Settings
+from .settings import SharingSettings as SharingSettings
 from .settings import TrustMode as TrustMode
 from .store import MatchedStore as MatchedStore
 from .store import NetworkStore as NetworkStore

@@ -681,6 +681,7 @@ class Engine:
             "gossip": dict(self.gossiper.counters),
             "privacy": self._privacy.report(),
             "compression": self.compression.report(),
+            "sharing": None if self.sharing is None else self.sharing.report(),
             "dropped": dict(self.dropped + self.security.counters + Counter(refused)),
         }
 

@@ -194,6 +194,8 @@ class Report:
     """With differential privacy: epsilon, delta, and the number of releases they are computed from."""
     compression: dict[str, dict[str, float]]
     """Per partial model that was compressed or whose pushes were skipped: messages, bytes, distortion."""
+    sharing: dict[str, Any] | None = None
+    """With `sharing = "auto"`: what was shared over time, and what this peer decided; see SharingReport."""
 
 
 @dataclass

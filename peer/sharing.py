@@ -28,10 +28,13 @@ from ..models.sharing import (
     OWN,
     Assignment,
     AutoOptions,
+    Compared,
+    Decision,
     Memory,
     Plan,
     Planner,
     SharingMember,
+    SharingReport,
     Statistics,
     check_learner,
 )
@@ -78,6 +81,9 @@ class LiveSharing:
         """What this peer has added to the statistics so far."""
         self._round_is_open = False
         """Whether a round was trained whose averaging has not been measured."""
+        self._report: SharingReport | None = None
+        self._decisions: list[Decision] = []
+        self._compared: list[Compared] = []
         everything = Assignment.shared(self._anatomy, [name])
         network.reslice(*everything.slices(name), anatomy=self._anatomy)
         self.reason = ""
@@ -139,6 +145,9 @@ class LiveSharing:
         if by != self._name:
             self._planner = None
         self._made_by = by
+        if self._report is None:
+            self._report = SharingReport(plan.assignment)
+        self._report.add(plan.round, plan.assignment)
         if present is None or plan.layout.name != present.layout.name:
             self._added = None
         if present is None or plan.assignment.digest != present.assignment.digest:
@@ -193,11 +202,20 @@ class LiveSharing:
             return  # too little has arrived; wait another round
         if self._planner is None:
             self._planner = Planner(self._options, Memory(**plan.memory))
-        made = self._planner.next(replace(plan, until=round_number), statistics)
+        planner = self._planner
+        made = planner.next(replace(plan, until=round_number), statistics)
         if made.chosen is not None:
             made = replace(made, assignment=made.assignment.named())
-            _log.info("peer %s decides for the swarm: %s", self._name, self._planner.decisions[-1])
+            _log.info("peer %s decides for the swarm: %s", self._name, planner.decisions[-1])
+        self._decisions, planner.decisions = [*self._decisions, *planner.decisions], []
+        self._compared, planner.compared = [*self._compared, *planner.compared], []
         self._newest = made, self._name
+
+    def report(self) -> dict[str, Any] | None:
+        """Return what was shared over time, and what this process has decided and compared for the swarm."""
+        if self._report is None:
+            return None
+        return self._report.as_record(self._decisions, self._compared)
 
     def first_plan(self, round_number: int, others: Collection[str]) -> Plan:
         """Return the plan with which a swarm begins to decide: everything is shared."""

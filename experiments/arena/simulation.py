@@ -44,7 +44,15 @@ from ..cli import console
 from ..config.needs import warn_unused_keys
 from ..config.tables import Churn, Config, ConfigError, Time
 from ..graphs.swarm import PUSHES, graph_of
-from ..results import RecordFile, Results, atomic_path, read_records, write_csv, write_json
+from ..results import (
+    SHARING_FILE,
+    RecordFile,
+    Results,
+    atomic_path,
+    read_records,
+    write_csv,
+    write_json,
+)
 from .arena import Arena, Round
 from .events import EventSimulator, VirtualTime, Wire
 from .lockstep import Gossip, Mixing, Server
@@ -486,10 +494,6 @@ def simulate(
     if arena.sharing is not None:
         written.append(results.folder / SHARING_FILE)
     return written
-
-
-SHARING_FILE = "sharing.json"
-"""The file of what peers have decided to share; `gossamer assignment` reads it."""
 
 
 @contextmanager

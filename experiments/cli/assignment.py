@@ -59,7 +59,7 @@ def assignment_command(results: Path, *, output: Output) -> None:
 
 def read_sharing(folder: Path) -> dict[str, Any]:
     """Read what was decided in a run; raises ConfigError if the run had nothing to decide."""
-    from ..arena.simulation import SHARING_FILE
+    from ..results import SHARING_FILE
 
     try:
         return json.loads((folder / SHARING_FILE).read_text("utf-8"))

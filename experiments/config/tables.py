@@ -32,6 +32,7 @@ from ...peer import (
     LifecycleSettings,
     ProtectionSettings,
     ScheduleSettings,
+    SharingSettings,
     TrustMode,
 )
 from ..errors import ConfigError
@@ -433,7 +434,7 @@ class Experiment(ScheduleSettings):
     """How a peer learns between two averagings."""
 
 
-class Config(Experiment):
+class Config(SharingSettings, Experiment):
     """The config of a swarm: its peers, their data and tasks, the network and its partial models."""
 
     cross: bool = False
@@ -449,14 +450,9 @@ class Config(Experiment):
     links, and print these links."""
     models: list[Model] = []
     """The partial models; without any, peers share nothing and train alone, unless `sharing = "auto"`."""
-    sharing: Literal["models", "auto"] = "models"
-    """models: peers share what the partial models say. auto: peers begin by sharing every cell, and decide
-    while they learn which cells become each peer's own or are averaged in groups of peers: a change is made
-    where it lowers the loss on training samples that are held out for a while. If there are `models`, only
-    cells that all peers share can change. For simulations in lockstep of four peers or more."""
     dry_run: bool = False
-    """With `sharing = "auto"`: report the changes that would be made, and make none. Samples are held out all
-    the same."""
+    """With `sharing = "auto"`, in simulations: report the changes that would be made, and make none. Samples
+    are held out all the same."""
     fednp: FedNPOptions | None = None
     """Makes every peer train with FedNP; its keys are in models/fednp/options.py."""
     gossip: Gossip = Gossip()

@@ -38,7 +38,6 @@ from ..build import (
     Member,
     Swarm,
     check_compression,
-    refuse_auto_sharing,
     require_push,
     shared_models,
     trained_file,
@@ -77,7 +76,7 @@ class SwarmLayout:
 
     def __init__(self, config: Config, source: str, swarm: Swarm) -> None:
         require_push(config, source, "live peers", "run gossamer simulate")
-        refuse_auto_sharing(config, source, "live peers", "run gossamer simulate")
+        _check_auto_sharing(config, source)
         warn_unused_keys(config, "live", source)
         if config.training.prior == "auto":
             raise ConfigError(
@@ -160,6 +159,8 @@ class SwarmLayout:
                 if key in from_config or value != Settings.model_fields[key].default
             },
         )
+        if config.sharing == "auto" and (contradiction := settings.contradiction()):
+            raise ConfigError(f"{self.source}: {contradiction}")
         config_json = json.dumps(without_networks(config).model_dump(mode="json"))
         network_file = trained_file(config, self.source, index)
         return PeerSpec(
@@ -202,6 +203,26 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
     ]
     address = broker.with_defaults(config.gossip)
     return SwarmSpec(swarm_name(config), address, folder, peers, config.gossip.per_process)
+
+
+def _check_auto_sharing(config: Config, source: str) -> None:
+    """Raise if live peers cannot decide what they share as this config says."""
+    if config.sharing != "auto":
+        return
+    refused = {
+        "models": ("beside partial models that are given", bool(config.models)),
+        "dry_run": ("without doing it", config.dry_run),
+        "fednp": ("with FedNP, whose loss is not a sum over samples", config.fednp is not None),
+        "training.proximal": ("with a penalty beside the loss", config.training.proximal > 0),
+        "data.set": ("of sparse vectors", config.data.set == "sparse"),
+        "network.sizes": ("with networks of several sizes", bool(config.network.sizes)),
+    }
+    for key, (what, given) in refused.items():
+        if given:
+            raise ConfigError(
+                f"{source}: key 'sharing': live peers cannot decide what they share {what} ({key}); leave "
+                "one of them out, or run gossamer simulate"
+            )
 
 
 def _check_founder(config: Config, source: str, peers_of_model: dict[str, list[int]]) -> None:

@@ -19,6 +19,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...gossip.compress import Traffic
+from ...models import norm_layers
+from ...models.sharing import Assignment, SharingReport
 from ...peer import (
     Broker,
     BrokerAddress,
@@ -35,7 +37,7 @@ from ..build import Member, Swarm, shared_models
 from ..cli import console
 from ..cli.live import broker_password
 from ..config.tables import Config, ConfigError, parse_config, without_networks
-from ..results import cannot_write, make_folder, read_records, write_json
+from ..results import SHARING_FILE, cannot_write, make_folder, read_records, write_json
 from .layout import plan
 
 Record = dict[str, Any]
@@ -238,6 +240,7 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
     weights: dict[str, np.ndarray] = {}
     """By partial model: the weight held at the end, and the weight injected."""
     traffic = Traffic()
+    sharing: list[Record] = []
     for member in Swarm(without_networks(config)).members():
         report, network = _report(spec.folder, member), spec.folder / f"{member.name}.safetensors"
         if not report or not network.exists():
@@ -245,6 +248,9 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
         members.append(member)
         member.network.load(network)
         accuracy[member.name] = report["accuracy"]
+        if (decided := report.get("sharing")) is not None:
+            sharing.append(decided)
+            _share_as_decided(member, decided["assignment"])
         for counts in report["compression"].values():
             counts.pop("mean_distortion")
             traffic += Traffic(**counts)
@@ -265,11 +271,21 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
     weight = {
         model: (float(weights[model][0]), float(weights[model][1])) for model in peers_of_model
     }
+    if sharing:
+        write_json(spec.folder / SHARING_FILE, SharingReport.merged(sharing))
     outcome = Outcome(accuracy, consensus, weight, spec.folder / "metrics.jsonl", events, traffic)
     table = asdict(outcome) | {"bytes": outcome.bytes}
     del table["records"]
     write_json(spec.folder / "outcome.json", table)
     return outcome
+
+
+def _share_as_decided(member: Member, record: Record) -> None:
+    """Give a network the partial models that its peer had at the end."""
+    network = member.network
+    anatomy = network.slicing.anatomy.with_norm_parts(norm_layers(network.module))
+    slices, graph = Assignment.from_record(anatomy, record).slices(network.peer)
+    network.reslice(slices, graph, anatomy=anatomy)
 
 
 def curves(path: Path) -> dict[int, list[float]]:

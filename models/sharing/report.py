@@ -31,7 +31,7 @@ class SharingReport:
 
     def add(self, round_number: int, assignment: Assignment) -> None:
         """Note the assignment after a round, if it is another one than before."""
-        if assignment is not self._history[-1][1]:
+        if assignment.digest != self._history[-1][1].digest:
             self._history.append((round_number, assignment))
 
     def as_record(self, decisions: Sequence[Decision], compared: Sequence[Compared]) -> Record:
@@ -51,6 +51,17 @@ class SharingReport:
             "history": [
                 {"round": number, "assignment": one.as_record()} for number, one in self._history
             ],
+        }
+
+    @staticmethod
+    def merged(records: Sequence[Record]) -> Record:
+        """Return the record of a swarm from those of its peers, of which several may have decided."""
+        longest = max(records, key=lambda record: len(record["history"]))
+        return longest | {
+            key: sorted(
+                (one for record in records for one in record[key]), key=lambda one: one["round"]
+            )
+            for key in ("decisions", "compared")
         }
 
     def decision(self, decision: Decision) -> Record:

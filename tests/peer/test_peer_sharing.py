@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from peer_kit import Nest, begin, quick
+from waiting import until
 
 from gossamer.experiments.data import load
 from gossamer.gossip import ONE
@@ -75,6 +76,37 @@ def test_peers_with_two_tasks_part(run) -> None:
     for members in groups.values():
         assert len({ord(name) % 2 for name in members}) == 1, groups
     assert sum(report.accuracy for report in reports) / len(reports) > 0.7
+
+
+def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
+    """A follower and the peer that makes plans are killed and restarted, and a newcomer finds the plan."""
+    learners = {name: make(name) for name in (*NAMES, "i")}
+
+    async def scenario() -> tuple[list[Report], int]:
+        nest = Nest(
+            quick(rounds=10**6, expect=NAMES, sharing="auto", exchanges=2, settle_tolerance=1e-2)
+        )
+        lives = {
+            name: nest.start(name, learners[name], checkpoint=tmp_path / name) for name in NAMES
+        }
+        await until(lambda: lives["b"].trains() and lives["b"].view.plan >= 3)
+        for name in ("c", "a"):  # a has the lowest name: it makes the plans
+            version = lives["b"].view.plan
+            await lives[name].crash()
+            await until(lambda version=version: lives["b"].view.plan > version)
+            learners[name] = make(name)
+            lives[name] = nest.start(name, learners[name], checkpoint=tmp_path / name)
+            await until(lambda name=name: lives[name].trains())
+        late = nest.start("i", learners["i"], quick(rounds=10**6, sharing="auto", exchanges=2))
+        await until(lambda: late.counts() and late.view.plan >= lives["b"].view.plan - 1)
+        newcomer_plan = late.view.plan
+        return await nest.finish(8), newcomer_plan
+
+    reports, newcomer_plan = run(scenario())
+    assert newcomer_plan > 1
+    models = check_accounts(reports)
+    assert len(models) > 3
+    assert {report.ended for report in reports} == {"finished"}
 
 
 def test_what_auto_cannot_do_is_refused() -> None:
