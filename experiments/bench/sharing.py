@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -120,10 +120,13 @@ class OneByOne:
         self._round = 0
 
     def measure(self, rounds: int) -> tuple[float, float]:
-        """Return the seconds per round and peer of deciding and of training: medians over rounds."""
+        """Return the seconds per round and peer of deciding and of training.
+
+        Means over rounds, since a new plan, which takes longer, is followed in some of them.
+        """
         times = [self.round() for _ in range(WARM_UP + rounds)][WARM_UP:]
         peers = len(self._learners)
-        return median(one for one, _ in times) / peers, median(other for _, other in times) / peers
+        return fmean(one for one, _ in times) / peers, fmean(other for _, other in times) / peers
 
     def round(self) -> tuple[float, float]:
         """Run one round; return the seconds of all peers' deciding and training."""
@@ -137,7 +140,7 @@ class OneByOne:
             training += trained - started
             deciding += time.process_time() - trained
         average([learner.network for learner in self._learners])
-        mean = np.mean(contributions, axis=0, dtype=np.float32)
+        mean = np.asarray(np.mean(contributions, axis=0, dtype=np.float32))
         self._round += 1
         started = time.process_time()
         for member in self._members:
@@ -145,9 +148,10 @@ class OneByOne:
         deciding += time.process_time() - started
         if self._round >= self.plan.until:
             self.plan = self._planner.next(self.plan, Statistics(self.plan.layout, mean))
+            received, anatomy = self.plan.as_record(), self.plan.assignment.anatomy
             started = time.process_time()
-            for member in self._members:
-                member.follow(self.plan)
+            for member in self._members:  # every peer reads the plan that it has received
+                member.follow(Plan.from_record(anatomy, received))
             deciding += time.process_time() - started
         return deciding, training
 
@@ -173,6 +177,6 @@ def _in_arena(
             started = time.process_time()
             arena.train_and_average()
             seconds.append(time.process_time() - started)
-    with_it, without = (median(seconds[WARM_UP:]) for seconds in times)
+    with_it, without = (fmean(seconds[WARM_UP:]) for seconds in times)
     note = f"{peers} peers stacked in the arena, more than a round without; baseline: that round"
     return Row(f"arena, {state}, {workload.name}", "s", with_it - without, without, note=note)

@@ -219,12 +219,19 @@ class Assignment:
 
     def differs(self, other: Assignment) -> np.ndarray:
         """Return the coordinates that the two assignments average among different peers."""
-        pairs, numbers = np.unique(self.codes << MAX_GROUPINGS | other.codes, return_inverse=True)
+        codes, others = self.codes, other.codes
+        shorter = min(len(self.schemes), len(other.schemes))
+        every = np.arange(len(codes))
+        if self.schemes[:shorter] == other.schemes[:shorter]:  # then equal codes mean equal groups
+            every = np.flatnonzero(codes != others)
+        pairs, numbers = np.unique(
+            codes[every] << MAX_GROUPINGS | others[every], return_inverse=True
+        )
         different = [
             self.together(pair >> MAX_GROUPINGS) != other.together(pair & (1 << MAX_GROUPINGS) - 1)
             for pair in pairs.tolist()
         ]
-        return np.flatnonzero(np.array(different)[numbers])
+        return every[np.array(different, bool)[numbers]]
 
     @cached_property
     def distinct_values(self) -> int:

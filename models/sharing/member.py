@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
@@ -16,10 +15,8 @@ from ..errors import ModelError
 from ..learner import Metrics, SgdLearner, UpdateRule
 from ..slicing import seeded_rng
 from ..stack import read_rule
-from .assignment import Assignment
-from .candidates import Candidate
 from .decisions import AutoOptions, Plan
-from .statistics import SKETCH, Source, cell_of_coordinates, coordinates_into, outputs_of, sketch
+from .statistics import SKETCH, cell_of_coordinates, coordinates_into, outputs_of, sketch
 
 MIN_PEERS = 4
 """With fewer peers a standard error over peers says nothing."""
@@ -48,6 +45,7 @@ class SharingMember:
         self._coordinates = {part: coordinates_into(anatomy, part) for part in anatomy.names}
         self._outputs = outputs_of(anatomy)
         self._cell_of = cell_of_coordinates(anatomy, 0)
+        self._layer_of = _layer_of_coordinates(learner.network.module, anatomy)
         self._movement = _Movement.none(anatomy.size, int(anatomy.first_cells[-1]))
         self._samples = learner.samples
         self._before = np.zeros(0, np.float32)
@@ -79,10 +77,8 @@ class SharingMember:
         after = self._values()
         self._movement.add(self._before - after, self._cell_of)
         if self.plan.candidates:
-            mixtures = self._mixtures(after, statistics)
-            self._losses += [self._held_out_loss(values) for values in (after, *mixtures)]
+            self._losses += self._measure(after, statistics)
             self._measured += 1
-            self._put(after)
         self._statistics = statistics
         if self._head is not None:
             self._head.train()
@@ -101,8 +97,9 @@ class SharingMember:
             measured = self._statistics is not None and len(self._before)
             if plan.chosen is not None and plan.version == before.version + 1 and measured:
                 assert self._statistics is not None
-                candidate = before.candidates[plan.chosen]
-                self._put(self._mixture(before, candidate, self._values(), self._statistics))
+                # The first mix is not a candidate's.
+                mixture = self._mixture(before, 1 + plan.chosen, self._values(), self._statistics)
+                self._put(mixture)
             self._slice()
             self._forget()
         if plan.deciding and not before.deciding:
@@ -129,7 +126,18 @@ class SharingMember:
 
     def _begin(self) -> None:
         """Begin to measure for a plan."""
-        self._losses, self._measured = np.zeros(self.plan.layout.losses), 0
+        layout = self.plan.layout
+        self._losses, self._measured = np.zeros(layout.losses), 0
+        self._first_layers = [
+            min(
+                (
+                    int(self._layer_of[layout.mixes[mix][1][number][1]].min())
+                    for number in self._groups_of(self.plan, mix)
+                ),
+                default=0,
+            )
+            for mix in range(len(layout.mixes))
+        ]
 
     def _hold_out(self) -> None:
         inputs, labels = self._samples
@@ -169,53 +177,44 @@ class SharingMember:
     # --- measuring ------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _held_out_loss(self, values: np.ndarray) -> float:
-        """Return the mean loss on held-out samples; leaves the values in the network."""
-        self._put(values)
+    def _measure(self, after: np.ndarray, statistics: np.ndarray) -> list[float]:
+        """Return held-out losses as things are, with averaged output layers, and under each candidate."""
         inputs, labels = self._held_out
-        module = self.learner.network.module.eval()
-        return float(self.learner.losses(module(inputs), labels).mean())
+        passes = _Passes(self.learner.network.module.eval(), inputs)
 
-    def _mixtures(self, after: np.ndarray, statistics: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the values with output layers that are never averaged, and those under each candidate."""
-        outputs = self._coordinates[self._outputs]
-        yield self._mix(self.plan, self.plan.assignment, outputs, "heads", after, statistics)
-        for candidate in self.plan.candidates:
-            yield self._mixture(self.plan, candidate, after, statistics)
+        def loss(first_layer: int) -> float:
+            return float(self.learner.losses(passes.outputs(first_layer), labels).mean())
+
+        losses = [loss(0)]
+        for mix in range(len(self.plan.layout.mixes)):
+            self._put(self._mixture(self.plan, mix, after, statistics))
+            losses.append(loss(self._first_layers[mix]))
+        self._put(after)
+        return losses
 
     def _mixture(
-        self, plan: Plan, candidate: Candidate, after: np.ndarray, statistics: np.ndarray
+        self, plan: Plan, mix: int, after: np.ndarray, statistics: np.ndarray
     ) -> np.ndarray:
-        """Return the values after averaging, but with what the candidate changes averaged as it says."""
-        if candidate.level == 0:
-            outputs = self._coordinates[self._outputs]
-            return self._mix(plan, candidate.assignment, outputs, "heads", after, statistics)
-        return self._mix(
-            plan, candidate.assignment, candidate.coordinates, "values", after, statistics
-        )
-
-    def _mix(
-        self,
-        plan: Plan,
-        assignment: Assignment,
-        coordinates: np.ndarray,
-        source: Source,
-        after: np.ndarray,
-        statistics: np.ndarray,
-    ) -> np.ndarray:
+        """Return the values after averaging, but with what a mix of the plan changes averaged as it says."""
         values, layout = after.copy(), plan.layout
+        source, groups = layout.mixes[mix]
         own = self._with_head(self._before) if source == "heads" else self._before
-        for group, columns in assignment.groups_at(coordinates):
-            if self._peer is None:
-                values[columns] = own[columns]
-            elif self._peer not in group:
-                continue
-            elif len(group) == 1:
+        for number in self._groups_of(plan, mix):
+            group, columns = groups[number]
+            if self._peer is None or len(group) == 1:
                 values[columns] = own[columns]
             else:
-                mean = layout.group_mean(statistics, source, group)
-                values[columns] = mean[np.searchsorted(layout.groups[source, group], columns)]
+                values[columns] = layout.group_mean(statistics, mix, number)
         return values
+
+    def _groups_of(self, plan: Plan, mix: int) -> list[int]:
+        """Return the numbers of the groups of a mix that this peer is in; all, if the plan leaves it out."""
+        _, groups = plan.layout.mixes[mix]
+        return [
+            number
+            for number, (group, _) in enumerate(groups)
+            if self._peer is None or self._peer in group
+        ]
 
     # --- the output layer that is never averaged ------------------------------------------------
 
@@ -255,6 +254,50 @@ def frozen_parts(learner: SgdLearner, anatomy: Anatomy) -> frozenset[str]:
     return frozenset(
         part for part in anatomy.names if not changes[coordinates_into(anatomy, part)].any()
     )
+
+
+def _chain(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the layers of a module that runs one after the other, with their names; else the module.
+
+    Only torch's own layers count, none of which works in place: it would change what it has received.
+    """
+    layers = [*module.named_children()] if type(module) is nn.Sequential else []
+    known = all(
+        type(one).__module__.startswith("torch.nn.") and not getattr(one, "inplace", False)
+        for one in module.modules()
+    )
+    repeated = type(module) is nn.Sequential and len(layers) != len(module)
+    return layers if layers and known and not repeated else [("", module)]
+
+
+def _layer_of_coordinates(module: nn.Module, anatomy: Anatomy) -> np.ndarray:
+    """Return, for every coordinate, the number of the layer in `_chain` that has it."""
+    numbers = {name: number for number, (name, _) in enumerate(_chain(module))}
+    layers = np.zeros(anatomy.size, np.int64)
+    for name, span in anatomy.spans.items():
+        layers[span] = numbers.get(name.partition(".")[0], 0)
+    return layers
+
+
+class _Passes:
+    """Repeated passes of the same inputs through a network of which only some layers change.
+
+    Layers before the first that has changed are not computed again.
+    """
+
+    def __init__(self, module: nn.Module, inputs: Tensor):
+        self._layers = [layer for _, layer in _chain(module)]
+        self._received = [inputs]
+
+    def outputs(self, first_layer: int) -> Tensor:
+        """Return the outputs; the layers before `first_layer` are as they were in the first pass."""
+        keep = len(self._received) == 1
+        values = self._received[first_layer]
+        for layer in self._layers[first_layer:]:
+            values = layer(values)
+            if keep:
+                self._received.append(values)
+        return values
 
 
 @dataclass

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
@@ -41,14 +41,24 @@ class StatisticsLayout:
         self.cells = int(anatomy.first_cells[-1]) if deciding else 0
         self.losses = LOSSES_BEFORE_CANDIDATES + len(candidates) if deciding else 0
         self.columns = 1 + self.losses + (SKETCH * len(self.parts) if deciding else 0)
-        self.groups: dict[tuple[Source, Labels], np.ndarray] = {}
+        self.mixes: list[tuple[Source, list[tuple[Labels, np.ndarray]]]] = []
+        """What is averaged by whom, and at which coordinates: with output layers that are never averaged, and
+        under every candidate."""
         if candidates:
             outputs = coordinates_into(anatomy, outputs_of(anatomy))
-            for source, group, columns in _groups(assignment, candidates, outputs):
-                known = self.groups.get((source, group))
-                self.groups[source, group] = (
-                    columns if known is None else np.union1d(known, columns)
-                )
+            self.mixes.append(("heads", list(assignment.groups_at(outputs))))
+            for one in candidates:
+                source: Source = "heads" if one.level == 0 else "values"
+                coordinates = outputs if one.level == 0 else one.coordinates
+                self.mixes.append((source, list(one.assignment.groups_at(coordinates))))
+        needed: dict[tuple[Source, Labels], np.ndarray] = {}
+        for source, groups in self.mixes:
+            for group, columns in groups:
+                if len(group) > 1:
+                    mask = needed.setdefault((source, group), np.zeros(anatomy.size, bool))
+                    mask[columns] = True
+        self.groups = {key: np.flatnonzero(mask) for key, mask in needed.items()}
+        self._positions: dict[tuple[int, int], np.ndarray] = {}
         self._rows = slice(2 + 2 * self.cells, 2 + 2 * self.cells + self.peers * self.columns)
         self._starts: dict[tuple[Source, Labels], int] = {}
         self.size = self._rows.stop
@@ -93,28 +103,16 @@ class StatisticsLayout:
         """Return the rows of all peers, as they are in the vector."""
         return vector[self._rows].reshape(self.peers, self.columns)
 
-    def group_mean(self, vector: np.ndarray, source: Source, group: Labels) -> np.ndarray:
-        """Return the mean over a group's peers, at the coordinates `groups[source, group]`."""
-        start = self._starts[source, group]
-        total = vector[start : start + len(self.groups[source, group])]
+    def group_mean(self, vector: np.ndarray, mix: int, number: int) -> np.ndarray:
+        """Return the mean over the peers of a group of `mixes[mix]`, at its coordinates."""
+        source, groups = self.mixes[mix]
+        group, columns = groups[number]
+        if (mix, number) not in self._positions:  # the same in every round, and for every peer
+            place = np.searchsorted(self.groups[source, group], columns)
+            self._positions[mix, number] = self._starts[source, group] + place
+        total = vector[self._positions[mix, number]]
         weight = self.rows(vector)[list(group), 0].sum()
         return total / weight if weight > 0 else total
-
-
-def _groups(
-    assignment: Assignment, candidates: Sequence[Candidate], outputs: np.ndarray
-) -> Iterator[tuple[Source, Labels, np.ndarray]]:
-    """Yield the groups of two or more peers whose means the candidates need, and at which coordinates."""
-    needed: list[tuple[Source, Assignment, np.ndarray]] = [("heads", assignment, outputs)]
-    for one in candidates:
-        if one.level == 0:
-            needed.append(("heads", one.assignment, outputs))
-        else:
-            needed.append(("values", one.assignment, one.coordinates))
-    for source, each, coordinates in needed:
-        for group, columns in each.groups_at(coordinates):
-            if len(group) > 1:
-                yield source, group, columns
 
 
 class Statistics:

@@ -21,10 +21,8 @@ from gossamer.experiments.federated.comparison import (
     parse_comparison,
 )
 from gossamer.experiments.federated.comparison import run as run_method
-from gossamer.experiments.live.layout import plan
 from gossamer.experiments.study import Job
 from gossamer.experiments.study.sweep import expand, run_cells, stackable
-from gossamer.peer import BrokerAddress
 from gossamer.topology import build
 
 torch.set_num_threads(1)
@@ -148,12 +146,10 @@ def test_what_it_cannot_be_combined_with_is_one_line(table: dict[str, Any], word
     assert "\n" not in str(caught.value)
 
 
-def test_virtual_time_and_live_peers_are_refused(tmp_path: Path) -> None:
+def test_virtual_time_is_refused(tmp_path: Path) -> None:
     timed = parse_config(BASE | {"time": {}})
     with pytest.raises(ConfigError, match=r"key 'sharing': peers in virtual time .*out \[time\]"):
         simulate_in_time(timed, at(tmp_path / "timed"))
-    with pytest.raises(ConfigError, match=r"key 'sharing': live peers .*run gossamer simulate"):
-        plan(parse_config(BASE), tmp_path / "live", BrokerAddress("mqtt://127.0.0.1:1"), "config")
 
 
 def test_a_sweep_compares_it_with_partial_models(tmp_path: Path) -> None:

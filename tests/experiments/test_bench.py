@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch.nn.utils import parameters_to_vector
 
 from gossamer.experiments.arena import Arena
-from gossamer.experiments.bench import Row, alternate, models, run_benchmarks
+from gossamer.experiments.bench import Row, alternate, models, run_benchmarks, sharing
 from gossamer.experiments.bench.arena import (
     SwarmCost,
     TorchLoop,
@@ -45,6 +45,7 @@ from gossamer.experiments.bench.models import prepare
 from gossamer.experiments.bench.wire import codec
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.results import Results
+from gossamer.models import mlp
 from gossamer.peer import Broker
 
 
@@ -322,3 +323,20 @@ def test_growth_is_drawn_from_the_file(tmp_path: Path) -> None:
     files = draw(tmp_path)
     assert {file.name for file in files} == {"growth.png", "growth.svg"}
     assert "10,000 peers" not in (tmp_path / "growth.svg").read_text("utf-8")
+
+
+def test_deciding_is_measured_while_changes_are_compared_and_while_nothing_is() -> None:
+    tiny = sharing.Workload("tiny", lambda: mlp("6=5=10"), (6,))
+    rows = sharing.auto([tiny], peers=4, local_samples=40, rounds=1)
+    assert [row.name.split(",")[:2] for row in rows] == [
+        ["auto", " quiet"], ["arena", " quiet"], ["auto", " deciding"], ["arena", " deciding"]
+    ]  # fmt: skip
+    assert [row.wanted for row in rows] == [0.1, None, 0.35, None]
+    plans = {}
+    for name, options in (("quiet", sharing.QUIET), ("deciding", sharing.DECIDING)):
+        swarm = sharing.OneByOne(tiny.learners(4, 40), options)
+        for _ in range(sharing.WARM_UP):
+            swarm.round()
+        plans[name] = swarm.plan
+    assert not plans["quiet"].deciding
+    assert plans["deciding"].candidates

@@ -339,7 +339,12 @@ def test_means_of_rows_and_groups_are_exact_however_far_gossip_has_come() -> Non
     for index, part in enumerate(layout.parts):
         np.testing.assert_allclose(statistics.sketches[part][0], sketches[0, index], rtol=1e-5)
     assert layout.groups
-    for (source, group), columns in layout.groups.items():
-        members = [peer for peer in group if weights[peer] > 0]
-        expected = np.average(values[np.ix_(members, columns)], axis=0, weights=weights[members])
-        np.testing.assert_allclose(layout.group_mean(heard, source, group), expected, rtol=1e-5)
+    for mix, (_, groups) in enumerate(layout.mixes):
+        for number, (group, columns) in enumerate(groups):
+            if len(group) > 1:
+                members = [peer for peer in group if weights[peer] > 0]
+                expected = np.average(
+                    values[np.ix_(members, columns)], axis=0, weights=weights[members]
+                )
+                mean = layout.group_mean(heard, mix, number)
+                np.testing.assert_allclose(mean, expected, rtol=1e-5)
