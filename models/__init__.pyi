@@ -53,3 +53,11 @@ from .slicing import Slicing as Slicing
 from .slicing import Start as Start
 from .slicing import pair_name as pair_name
 from .slicing import seeded_rng as seeded_rng
+from .twin import Difference as Difference
+from .twin import Gain as Gain
+from .twin import LoneTwin as LoneTwin
+from .twin import SwarmGain as SwarmGain
+from .twin import choose_twins as choose_twins
+from .twin import draws_twin as draws_twin
+from .twin import measure_gain as measure_gain
+from .twin import training_apart as training_apart

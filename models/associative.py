@@ -117,14 +117,19 @@ class AssociativeLearner:
             self._next = (self._next + 1) % len(self.samples)
         return Metrics(samples=steps * self.local_samples)
 
-    @torch.no_grad()
     def test(self) -> Metrics:
         """Count the held-out vectors that are completed correctly; the loss is the number of wrong bits."""
+        differing, correct = self.test_samples()
+        return Metrics(float(differing.sum()), int(correct.sum()), len(correct))
+
+    @torch.no_grad()
+    def test_samples(self) -> tuple[Tensor, Tensor]:
+        """Return the number of wrong bits of each held-out vector, and whether it is completed correctly."""
         partial, expected = self.held_out
         output = self.module(partial)
         matching = (output * expected).sum(dim=1)
         differing = (output - expected).abs().sum(dim=1)
-        return Metrics(float(differing.sum()), int((matching >= differing).sum()), len(expected))
+        return differing, (matching >= differing).to(differing.dtype)
 
     def state(self) -> dict[str, Any]:
         """The index of the next vector."""

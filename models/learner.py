@@ -366,28 +366,41 @@ class SgdLearner:
             (losses.sum() if self.reduction == "sum" else losses.mean()).backward()
             self.optimizer.step()
             loss += float(losses.detach().sum())
-            correct += self._count_correct(outputs, labels)
+            correct += float(self._are_correct(outputs, labels).sum())
             remaining -= len(labels)
         return Metrics(loss, correct, steps * self.local_samples)
 
-    @torch.no_grad()
     def test(self) -> Metrics:
         """Measure accuracy and loss on the held-out samples.
 
         With `buffers="recompute"`, batch norm statistics are first recomputed from the training samples,
         because averaging has changed the weights since.
         """
+        total = Metrics()
+        for losses, correct in self._test_batches():
+            total += Metrics(float(losses.sum()), float(correct.sum()), len(losses))
+        return total
+
+    def test_samples(self) -> tuple[Tensor, Tensor]:
+        """Return the loss of each held-out sample, and whether it is correct (1, 0, or NaN in regression)."""
+        batches = list(self._test_batches())
+        if not batches:
+            return self.network.flat.new_empty(0), self.network.flat.new_empty(0)
+        losses, correct = zip(*batches, strict=True)
+        return torch.cat(losses), torch.cat(correct).to(losses[0].dtype)
+
+    def _test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield, for 1000 held-out samples at a time, their losses and whether they are correct."""
         inputs, labels = self.held_out
         if self.network.buffers == "recompute" and len(labels) and len(self.samples[1]):
             self.network.recompute(self.samples[0])
         self.network.module.eval()
-        total = Metrics()
         for first in range(0, len(labels), 1000):
-            outputs = self.add_prior(self.network.module(inputs[first : first + 1000]))
             targets = labels[first : first + 1000]
-            losses, correct = self.loss(outputs, targets), self._count_correct(outputs, targets)
-            total += Metrics(float(losses.sum()), correct, len(targets))
-        return total
+            with torch.no_grad():
+                outputs = self.add_prior(self.network.module(inputs[first : first + 1000]))
+                result = self.loss(outputs, targets), self._are_correct(outputs, targets)
+            yield result
 
     def state(self) -> dict[str, Any]:
         """The optimizer's state, the samples left in this epoch, the random state, unshared buffers."""
@@ -423,15 +436,15 @@ class SgdLearner:
         self.order = order[count:]
         return order[:count]
 
-    def _count_correct(self, outputs: Tensor, labels: Tensor) -> float:
-        """Return how many samples are correct; see the argument `right`."""
+    def _are_correct(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return whether each sample is correct, NaN if that is not defined; see the argument `right`."""
         if self.right is not None:
-            return int(self.right(outputs, labels).sum())
+            return self.right(outputs, labels)
         if labels.is_floating_point():
-            return nan
+            return torch.full((len(labels),), nan)
         if outputs.shape[1] == 1:
-            return int(((outputs[:, 0] > self._threshold) == (labels > 0)).sum())
-        return int((outputs.argmax(dim=1) == labels).sum())
+            return (outputs[:, 0] > self._threshold) == (labels > 0)
+        return outputs.argmax(dim=1) == labels
 
 
 def _deep_copy(value: Any) -> Any:
@@ -614,6 +627,10 @@ class ProximalLearner:
     def test(self) -> Metrics:
         """Test the wrapped learner."""
         return self._wrapped().test()
+
+    def test_samples(self) -> tuple[Tensor, Tensor]:
+        """Test the wrapped learner, sample by sample."""
+        return self._wrapped().test_samples()
 
     def state(self) -> dict[str, Any]:
         """The state of the wrapped learner; the penalty has no state between two trainings."""
