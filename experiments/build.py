@@ -88,6 +88,11 @@ class Swarm:
         ]
         self._check_dependencies()
         check_matching(config, source)
+        if config.gain and config.fednp is not None:
+            raise self._error(
+                "gain",
+                "a peer that trains with FedNP cannot be compared with one alone; leave it out",
+            )
         self._sparse = config.data.set == "sparse"
         if self._sparse != ("<>" in config.network.layout):
             raise self._error(

@@ -39,7 +39,16 @@ from ..gossip import (
     sufficient_dtype,
 )
 from ..gossip.security import InitialEstimate, Intake, NullSecurity, SecurityLayer, guard
-from ..models import Learner, Metrics, ModelError, PeerCountAware, WeightAware
+from ..models import (
+    Gain,
+    Learner,
+    LoneTwin,
+    Metrics,
+    ModelError,
+    PeerCountAware,
+    WeightAware,
+    draws_twin,
+)
 from .bootstrap import Bootstrap, OtherPeers, PeerGuards
 from .exits import PeerError
 from .machine import Machine, Saver, portable_time, trim_heap, uptime_of
@@ -218,6 +227,11 @@ class Engine:
         self.machine, self.samples = machine or Machine(), samples
         self.network = learner.network
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
+        # Before `sharing` sets samples aside to decide with: alone, a peer would train on them.
+        self._twin: LoneTwin | None = None
+        """Trains alone, to measure what the peer gains by taking part; None if that is not measured."""
+        if draws_twin(settings.gain, settings.swarm, name):
+            self._twin = LoneTwin(learner)
         self.sharing: LiveSharing | None = None
         """Decides with the other peers which cells are shared; None if the partial models are given."""
         if settings.sharing == "auto":
@@ -503,6 +517,23 @@ class Engine:
         self.view = self._make_view()
         return metrics
 
+    def train_twin(self) -> None:
+        """Train the lone twin, if there is one, for as many rounds as the peer.
+
+        Called when the pushes after a round are sent, so that other peers need not wait for the twin. If a
+        crash comes between the two, the twin trains two rounds the next time.
+        """
+        if self._twin is not None:
+            while self._twin.trainings < self.history.round:
+                self._twin.train(self.settings.every)
+
+    def measure_gain(self) -> Gain | None:
+        """Test the peer and its lone twin; None if it has no twin."""
+        if self._twin is None:
+            return None
+        self.train_twin()
+        return self._twin.gain()
+
     def _is_averaged(self) -> bool:
         if isinstance(self.mode, RoundsMode | ServerMode):
             number = self.history.round - self.history.earlier - 1
@@ -731,6 +762,7 @@ class Engine:
             "trust": self.security_memory(),
             "releases": self._privacy.count,
             "guards": self._guards.snapshot(self.machine.monotonic()) if self._guards else {},
+            **({} if self._twin is None else {"twin": self._twin.state()}),
         }
 
     def _session_settings(self) -> dict[str, str]:
@@ -753,6 +785,7 @@ class Engine:
             self.store.restore(tree["store"])
             self.learner.restore(tree["learner"])
             self.history, self._former_security = PeerHistory(**tree["books"]), tree["trust"]
+            self._restore_twin(tree.get("twin"))
             self._privacy.restore(tree["releases"])
             if self._guards is not None:
                 self._guards.restore(tree["guards"], self.machine.monotonic())
@@ -796,6 +829,16 @@ class Engine:
             if self.settings.mode == "async":
                 self.gossiper.leaving = False  # only the former process was asked to leave
             self._adjust_weight(former_samples)
+
+    def _restore_twin(self, state: dict[str, Any] | None) -> None:
+        if self._twin is not None and state is not None:
+            self._twin.restore(state)
+        elif self._twin is not None and self.history.round:
+            self._twin = None
+            _log.warning(
+                "peer %s: gain was set after its first round; what it gains cannot be measured",
+                self.name,
+            )
 
     def _adjust_weight(self, former_samples: int) -> None:
         """Inject the difference in weight if the number of samples has changed since the checkpoint."""

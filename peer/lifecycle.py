@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from ..gossip import Hook, Transport, TransportError, Will, topics
-from ..models import Learner, Metrics
+from ..models import Gain, Learner, Metrics
 from .engine import Engine
 from .exits import GoodbyeNotDelivered, NotSaved, PeerError, Replaced, first_error
 from .link import Link, Record, SessionOver
@@ -196,17 +196,21 @@ class Report:
     """Per partial model that was compressed or whose pushes were skipped: messages, bytes, distortion."""
     sharing: dict[str, Any] | None = None
     """With `sharing = "auto"`: what was shared over time, and what this peer decided; see SharingReport."""
+    gain: dict[str, Any] = field(default_factory=dict)
+    """With a lone twin: what the peer gained by taking part, by its last test; see gossamer.models.Gain."""
 
 
 @dataclass
 class _Progress:
     """Progress of a peer's training, over all sessions of one process.
 
-    accuracy: of the last test. last_log: time of the last log line about progress.
+    accuracy: of the last test. gain: of the last test, if the peer has a lone twin.
+    last_log: time of the last log line about progress.
     own_accuracy: of a trained network, tested before the first value was received.
     """
 
     accuracy: float = float("nan")
+    gain: Gain | None = None
     last_log: float = float("-inf")
     own_accuracy: float | None = None
     own_accuracy_published: bool = False
@@ -463,6 +467,7 @@ class Peer:
         self._training = await link.worker.run(link.engine.train)
         link.wake()
         await link.next_turn()  # sends the pushes, and processes what arrived during training
+        await link.worker.run(link.engine.train_twin)
         return Event.TRAINED
 
     async def _average(self, link: Link) -> Event:
@@ -521,10 +526,17 @@ class Peer:
         )
 
     async def _test(self, link: Link) -> float:
-        """Test the network and publish its accuracy and loss; return the accuracy."""
+        """Test the network and publish its accuracy and loss; return the accuracy.
+
+        Published too, if the peer has a lone twin: the twin's accuracy and loss.
+        """
         test = await link.worker.run(self.learner.test)
         self._progress.accuracy = test.accuracy
-        await link.publish_record({"accuracy": test.accuracy, "loss": test.mean_loss})
+        record = {"accuracy": test.accuracy, "loss": test.mean_loss}
+        self._progress.gain = gain = await link.worker.run(link.engine.measure_gain)
+        if gain is not None:
+            record |= {"alone_accuracy": gain.alone_accuracy, "alone_loss": gain.alone_loss}
+        await link.publish_record(record)
         return test.accuracy
 
     # --- leaving --------------------------------------------------------------------------------
@@ -577,8 +589,10 @@ class Peer:
 
     def _loop_report(self, link: Link) -> dict[str, Any]:
         """Return the event loop's part of a report."""
+        gain = self._progress.gain
         return {
             "accuracy": self._progress.accuracy,
+            "gain": {} if gain is None else gain.as_dict(),
             "members": link.members(),
             "transport": dict(link.transport.counters + link.dropped),
         }

@@ -99,6 +99,8 @@ class _Fields(BaseModel, strict=True):
     own_accuracy: float = nan
     loss: float = nan
     training_loss: float = nan
+    alone_accuracy: float = nan
+    alone_loss: float = nan
 
 
 class RecordFile:

@@ -44,6 +44,12 @@ class ScheduleSettings(SettingsTable):
     than training."""
     weights: Literal["peers", "samples"] = "peers"
     """Whether every peer has the same weight in the average, or one proportional to its samples."""
+    gain: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The fraction of peers that measure what they gain by taking part: each of them also trains a lone twin,
+    a second network with the same starting values, samples and settings that is never averaged. So 0.1 makes
+    the swarm train a tenth more, and a peer with a twin twice as much. At least one peer of a config has a
+    twin, chosen by the seed; a device without a config draws by a hash of the swarm's name and its own. Raise
+    it for a narrower interval, which needs two peers at least; 0 measures nothing."""
 
 
 class SharingSettings(SettingsTable):
@@ -238,6 +244,9 @@ class Settings(
             f"{before}: its cells are matched when it joins, and no peer joins midway in {self.mode} mode; "
             "use async mode":
                 self.trained and bool(self.matching) and lockstep,
+            "gain: a lone twin trains without the noise of dp, and its accuracy is published; leave out "
+            "one of them":
+                self.gain > 0 and self.dp is not None,
             f'{masks}: masks need secrets between peers; set trust = "swarm"':
                 private and self.trust != "swarm",
             f"{masks}: it works in rounds, which async mode has not; use mode rounds or server":

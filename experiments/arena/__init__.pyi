@@ -19,6 +19,7 @@ from .simulation import LearningSimulation as LearningSimulation
 from .simulation import Mean as Mean
 from .simulation import Reading as Reading
 from .simulation import Simulation as Simulation
+from .simulation import read_gain as read_gain
 from .simulation import save_networks as save_networks
 from .simulation import simulate as simulate
 from .simulation import simulate_in_time as simulate_in_time

@@ -6,12 +6,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ...models import Learner, Metrics, ModelError, PeerCountAware, implementers
+from ...models import (
+    Gain,
+    Learner,
+    LoneTwin,
+    Metrics,
+    ModelError,
+    PeerCountAware,
+    implementers,
+    measure_gain,
+    training_apart,
+)
 from ...models.stack import (
     Group,
     GroupSpec,
@@ -37,12 +47,13 @@ if TYPE_CHECKING:  # heavy imports (gossipers, compressors, scipy), needed only 
 class Round:
     """Training and test metrics of one round, one entry per peer.
 
-    `tests` is empty if the round was not tested.
+    `tests` is empty if the round was not tested. `gains` has one entry per peer with a lone twin.
     """
 
     index: int
     training: tuple[Metrics, ...]
     tests: tuple[Metrics, ...]
+    gains: tuple[Gain, ...] = ()
 
     @property
     def accuracy(self) -> float:
@@ -102,6 +113,9 @@ class Arena:
         then run the same gossip code as live peers instead of one matrix product, and
         `arena.wire_simulation` counts bytes. Needs `mixing=Gossip(…)` or `Server()`; not supported with
         `device`.
+    twins
+        The indices of learners that get a lone twin, which trains alone: `Round.gains` then tells what these
+        peers gain by taking part. The peers' own results do not change. See gossamer.models.LoneTwin.
     """
 
     def __init__(
@@ -118,6 +132,7 @@ class Arena:
         stores: Sequence[MatchedStore] | None = None,
         wire: Wire | None = None,
         sharing: AutoSharing | None = None,
+        twins: Sequence[int] = (),
     ):
         if not learners:
             raise ModelError("an arena needs at least one learner")
@@ -137,6 +152,9 @@ class Arena:
         if threads is not None and threads < 1:
             raise ModelError(f"{threads} threads: an arena needs at least one")
         self._learners = list(learners)
+        # Before `sharing` sets samples aside to decide with: alone, a peer would train on them.
+        options = {"every": every, "device": device, "threads": threads}
+        self.twins = Twins([learners[index] for index in twins], **options) if twins else None
         self.sharing = sharing
         if sharing is not None:
             if wire is not None or stores or device is not None:
@@ -155,6 +173,8 @@ class Arena:
         self._needs = memory_needs(
             specs, self._learners, self._threads, other_device=stack_device != network_device
         )
+        if self.twins is not None:
+            self._needs = combine_needs([self._needs, self.twins.needs()])
         self._wired: WiredAverager | None = None
         if wire is not None:
             if device is not None:
@@ -177,6 +197,11 @@ class Arena:
 
     def renew(self) -> None:
         """Take over samples and slices that learners have been given since the arena was built."""
+        if self.twins is not None:
+            raise ModelError("`twins` have the samples that peers began with: build a new Arena")
+        self._renew()
+
+    def _renew(self) -> None:
         if self.sharing is not None and isinstance(self._mixing, Gossip):
             models = implementers([learner.network for learner in self._learners])
             self._mixing = self._mixing.bridged(models)
@@ -236,9 +261,12 @@ class Arena:
             training = self.train_and_average()
             tested = index % self._test_every == 0 or index == rounds
             tests = self.test() if tested else ()
-            for group in self._groups:
-                group.write_back()
-            yield Round(index, training, tests)
+            self.write_back()
+            gains: tuple[Gain, ...] = ()
+            if self.twins is not None:
+                self.twins.train()
+                gains = self.twins.gains() if tested else ()
+            yield Round(index, training, tests, gains)
 
     def train_and_average(self) -> tuple[Metrics, ...]:
         """Train and average once; with `sharing`, also decide what is shared from now on."""
@@ -247,7 +275,7 @@ class Arena:
             self.sharing.before_averaging(training)
         self.average()
         if self.sharing is not None and self.sharing.after_averaging():
-            self.renew()
+            self._renew()
         return training
 
     def train(self, peers: Sequence[int] | None = None) -> tuple[Metrics, ...]:
@@ -273,6 +301,11 @@ class Arena:
         return self._run_tasks(
             peers, [(group, group.test(rows)) for group, rows in self._rows_by_group(peers)]
         )
+
+    def write_back(self) -> None:
+        """Copy the values of stacks on another device to the learners; `run` does this after every round."""
+        for group in self._groups:
+            group.write_back()
 
     def release(self) -> None:
         """Move every network from the stack to memory of its own; call this before copying or pickling it."""
@@ -312,8 +345,7 @@ class Arena:
         overflowed while all parameters are finite is only reported.
         """
         if suspects:
-            for group in self._groups:
-                group.write_back()
+            self.write_back()
         for index in suspects:
             self._learners[index].network.check_all_finite()
 
@@ -321,6 +353,45 @@ class Arena:
         if self._workers is None:
             self._workers = Workers(self._threads)
         return self._workers
+
+
+class _AloneArena(Arena):
+    """An arena in which a learner may diverge: a peer may be stable only because it is averaged."""
+
+    def _refuse_diverged(self, suspects: Sequence[int]) -> None:
+        pass
+
+
+class Twins:
+    """The lone twins of some learners, stacked in an arena of their own, whose peers never average.
+
+    Twins are not rows of the peers' stacks: products of stacks of another size are rounded differently, and a
+    swarm with twins must have the same results as one without. options: of Arena.
+
+    `alone` are the twins' learners, in the order of the peers' `learners`.
+    """
+
+    def __init__(self, learners: Sequence[Learner], **options: Any):
+        self._learners = learners
+        self.alone = [LoneTwin(learner).alone for learner in learners]
+        self._arena = _AloneArena(self.alone, **options)
+        self._trainings = 0
+
+    def needs(self) -> MemoryNeeds:
+        """The memory that the twins need, item by item."""
+        return self._arena.needs()
+
+    def train(self, twins: Sequence[int] | None = None) -> None:
+        """Train all twins for one round, or only those with these indices among the twins."""
+        with training_apart([learner.network for learner in self._learners], self._trainings):
+            self._arena.train(twins)
+        self._trainings += 1
+
+    def gains(self) -> tuple[Gain, ...]:
+        """Test each of the learners and its twin."""
+        self._arena.write_back()
+        pairs = zip(self._learners, self.alone, strict=True)
+        return tuple(measure_gain(learner, alone) for learner, alone in pairs)
 
 
 def _mean(values: Sequence[float]) -> float:

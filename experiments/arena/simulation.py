@@ -11,6 +11,7 @@ are trained together, stacked in an arena.
 from __future__ import annotations
 
 import csv
+import json
 import math
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,15 @@ import torch
 
 from ...gossip import ONE, Array, DictStore, Partition
 from ...gossip.compress import Shapes, Traffic
-from ...models import AssociativeNetwork, Layout, Metrics, ModelError
+from ...models import (
+    AssociativeNetwork,
+    Gain,
+    Layout,
+    Metrics,
+    ModelError,
+    SwarmGain,
+    choose_twins,
+)
 from ...models.stack import MemoryNeeds, estimate_memory, free_memory
 from ...peer import MatchedStore, blocks, schema_entries
 from ...topology import Event, TopologyError, draw_events, read_events
@@ -53,7 +62,7 @@ from ..results import (
     write_csv,
     write_json,
 )
-from .arena import Arena, Round
+from .arena import Arena, Round, Twins
 from .events import EventSimulator, VirtualTime, Wire
 from .lockstep import Gossip, Mixing, Server
 from .network import Conditions, TimeError, World, parse
@@ -115,6 +124,7 @@ class Simulation:
             wire=self.wire,
             sharing=self.sharing,
             threads=threads,
+            twins=choose_twins(config.gain, config.peers, config.seed),
         )
 
     def rounds(self, arena: Arena | None = None) -> Iterator[Round]:
@@ -215,7 +225,7 @@ class LearningSimulation:
     on_test: called with every test, in an order that depends only on the config.
 
     `events` drives the gossipers; `rounds` counts the training jobs that each peer has finished; `tests` are
-    all tests so far.
+    all tests so far; `gains`, at the end, of the peers that are online and have a lone twin.
     """
 
     def __init__(
@@ -260,6 +270,12 @@ class LearningSimulation:
             on_arrival=self._begin,
         )
         learners = [member.learner for member in self.members]
+        self.gains: list[Gain] = []
+        self._with_twin = choose_twins(config.gain, config.peers, config.seed)
+        self._twins: Twins | None = None
+        if self._with_twin:
+            twins_of = [learners[peer] for peer in self._with_twin]
+            self._twins = Twins(twins_of, every=config.every, threads=threads)
         self._arena = Arena(learners, every=config.every, threads=threads)
         self._on_test = on_test
         self._jobs: dict[int, _Job] = {}
@@ -277,6 +293,17 @@ class LearningSimulation:
         online = self._online(self.seconds)
         for peer, metrics in zip(online, self._arena.test(online), strict=True):
             self._report(Reading(self.seconds, self.rounds[peer], peer, metrics))
+        self._measure_gains(online)
+
+    def _measure_gains(self, online: Sequence[int]) -> None:
+        """Train each twin for as many rounds as its peer, and compare the two if the peer is online."""
+        if self._twins is None:
+            return
+        rounds = [self.rounds[peer] for peer in self._with_twin]
+        for number in range(max(rounds)):
+            self._twins.train([twin for twin, count in enumerate(rounds) if count > number])
+        gains = zip(self._with_twin, self._twins.gains(), strict=True)
+        self.gains = [gain for peer, gain in gains if peer in online]
 
     def stop(self) -> None:
         """After an interrupt, write the peers' current values into their networks, without testing."""
@@ -474,8 +501,9 @@ def simulate(
     """Run a simulation and write config.json, metrics.jsonl, summary.csv and accuracy.png / .svg.
 
     If values are compressed, rounded or skipped, traffic.csv has the bytes of each shared model. If peers
-    decide what they share, every decision is printed, and sharing.json has all of them. With `networks`,
-    every peer's network is saved as safetensors too. After Ctrl-C, the files hold the results so far, and
+    decide what they share, every decision is printed, and sharing.json has all of them. If peers have lone
+    twins, gain.json has what these peers gained by the last test. With `networks`, every peer's network is
+    saved as safetensors too. After Ctrl-C, the files hold the results so far, and
     KeyboardInterrupt is raised again.
     """
     # Before the results folder is created, since this raises if memory is too small.
@@ -485,12 +513,19 @@ def simulate(
         written,
     ):
         console.warn(str(arena.needs()))
-        with _recorded_sharing(arena.sharing, results.folder) as tell:
-            for round in simulation.rounds(arena):
-                for member, test in zip(members, round.tests, strict=False):
-                    file.write({"round": round.index, **_test_record(member, test)})
-                tell()
-                on_round(round)
+        gains: Sequence[Gain] = ()
+        try:
+            with _recorded_sharing(arena.sharing, results.folder) as tell:
+                for round in simulation.rounds(arena):
+                    gains = round.gains or gains
+                    alone = {gain.peer: _gain_record(gain) for gain in round.gains}
+                    for member, test in zip(members, round.tests, strict=False):
+                        record = _test_record(member, test) | alone.get(member.name, {})
+                        file.write({"round": round.index, **record})
+                    tell()
+                    on_round(round)
+        finally:
+            written += _write_gains(results.folder, gains, len(members))
     if arena.sharing is not None:
         written.append(results.folder / SHARING_FILE)
     return written
@@ -557,6 +592,7 @@ def simulate_in_time(
         except KeyboardInterrupt:
             run.stop()
             raise
+        written += _write_gains(results.folder, run.gains, config.peers)
         on_mean(run.tests.mean(run.seconds))
     return written
 
@@ -594,6 +630,30 @@ def _recorded(
 def _test_record(member: Member, test: Metrics) -> dict[str, object]:
     accuracy, loss = test.accuracy, test.mean_loss
     return {"peer": member.name, "task": member.task, "accuracy": accuracy, "loss": loss}
+
+
+def _gain_record(gain: Gain) -> dict[str, object]:
+    """What the record of a peer's test has if the peer has a lone twin."""
+    return {"alone_accuracy": gain.alone_accuracy, "alone_loss": gain.alone_loss}
+
+
+def _write_gains(out: Path, gains: Sequence[Gain], peers: int) -> list[Path]:
+    """Write the gains of peers with a lone twin to gain.json; nothing if there are none."""
+    if not gains:
+        return []
+    swarm = SwarmGain.of(gains, peers).as_dict()
+    write_json(out / "gain.json", {"swarm": swarm, "peers": [gain.as_dict() for gain in gains]})
+    return [out / "gain.json"]
+
+
+def read_gain(out: Path) -> SwarmGain | None:
+    """Read the mean gain from a run's gain.json; None if it has no such file."""
+    path = out / "gain.json"
+    if not path.exists():
+        return None
+    table = json.loads(path.read_text("utf-8"))
+    gains = [Gain.from_dict(each) for each in table["peers"]]
+    return SwarmGain.of(gains, table["swarm"]["peers"])
 
 
 def save_networks(members: Sequence[Member], out: Path) -> list[Path]:

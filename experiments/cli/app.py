@@ -125,6 +125,10 @@ def simulate_command(
     load_torch()  # after the config is checked: importing torch takes seconds
     simulate = _in_lockstep if settings.time is None else _in_virtual_time
     files = simulate(settings, str(config), results, networks)
+    from ..arena import read_gain
+
+    if gain := read_gain(results.folder):
+        console.say(f"what peers gain by taking part: {gain}")
     console.print_written([results.folder / "metrics.jsonl", *files])
 
 

@@ -117,6 +117,7 @@ NEEDS: tuple[Need, ...] = (
     ),
     Need("name", "results do not depend on it", lambda case: not case.sweep),
     Need("test_every", "a sweep uses only the test of the last round", lambda case: not case.sweep),
+    Need("gain", "a sweep does not measure it", lambda case: not case.sweep),
     Need(
         "rounds",
         "time.seconds decides when to stop: leave out one of them",
@@ -214,6 +215,7 @@ REFUSED_IN_COMPARISONS: tuple[Need, ...] = tuple(
     for key, text in (
         ("every", "clients train training.epochs passes in a round"),
         ("weights", "methods weigh clients as their papers do"),
+        ("gain", "clients are compared with those of the method local, which train alone"),
         ("training.local_samples", "clients train whole epochs: write training.epochs"),
         ("training.proximal", "proximal term is the method fedprox"),
         ("training.reduction", "methods are written for the mean loss of a batch"),

@@ -22,6 +22,7 @@ from pydantic import Field
 
 from ...gossip import Count, GossipSettings, LinkSettings
 from ...gossip.security import Identity, TrustError, invite, public_text, save_invitation
+from ...models import choose_twins
 from ...peer import (
     BrokerAddress,
     CredentialSettings,
@@ -60,7 +61,7 @@ from ..graphs.swarm import PUSHES, SwarmGraph, print_graph_notes, swarm_graph
 
 DEFAULT_ENTRY = "gossamer.experiments.build:make_learner"
 """The entry point that builds the learner of a peer that a config describes."""
-COMPUTED = NeighbourSettings.model_fields.keys() | {"trust"}
+COMPUTED = NeighbourSettings.model_fields.keys() | {"trust", "gain"}
 """Settings that are computed here, not copied from the config."""
 
 
@@ -86,6 +87,11 @@ class SwarmLayout:
         self.config, self.source, self.swarm = config, source, swarm
         self.labels = tuple(str(index) for index in range(config.peers))
         gossip, private_models = config.gossip, config.trust.private
+        if config.gain and config.trust.dp is not None:
+            raise ConfigError(
+                f"{source}: key 'gain': lone twins train without the noise of 'trust.dp', and their accuracy "
+                "is published; leave out one of them"
+            )
         if needs_matching(config):
             _check_founder(config, source, self.peers_of_model)
         # self.peers_of_model builds every network: only evaluate it if there is a topology.
@@ -140,6 +146,7 @@ class SwarmLayout:
         computed: dict[str, Any] = {
             "swarm": swarm_name(config),
             "trust": config.trust.kind,
+            "gain": float(index in choose_twins(config.gain, config.peers, config.seed)),
             "exchanges": self._exchanges,
             "neighbours": neighbours,
             "sources": in_neighbours,

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...gossip.compress import Traffic
-from ...models import norm_layers
+from ...models import Gain, SwarmGain, norm_layers
 from ...models.sharing import Assignment, SharingReport
 from ...peer import (
     Broker,
@@ -61,6 +61,8 @@ class Outcome:
     """Messages for the user, such as a restart of a peer."""
     traffic: Traffic = field(default_factory=Traffic)
     """Message counts with compression and skipped pushes, summed over all peers and models."""
+    gain: SwarmGain | None = None
+    """What peers gain by taking part, by the peers that have a lone twin; None if there are none."""
 
     @property
     def bytes(self) -> int:
@@ -241,6 +243,7 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
     """By partial model: the weight held at the end, and the weight injected."""
     traffic = Traffic()
     sharing: list[Record] = []
+    gains: list[Gain] = []
     for member in Swarm(without_networks(config)).members():
         report, network = _report(spec.folder, member), spec.folder / f"{member.name}.safetensors"
         if not report or not network.exists():
@@ -251,6 +254,8 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
         if (decided := report.get("sharing")) is not None:
             sharing.append(decided)
             _share_as_decided(member, decided["assignment"])
+        if report.get("gain"):
+            gains.append(Gain.from_dict(report["gain"]))
         for counts in report["compression"].values():
             counts.pop("mean_distortion")
             traffic += Traffic(**counts)
@@ -273,7 +278,9 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
     }
     if sharing:
         write_json(spec.folder / SHARING_FILE, SharingReport.merged(sharing))
-    outcome = Outcome(accuracy, consensus, weight, spec.folder / "metrics.jsonl", events, traffic)
+    gain = SwarmGain.of(gains, config.peers) if gains else None
+    metrics = spec.folder / "metrics.jsonl"
+    outcome = Outcome(accuracy, consensus, weight, metrics, events, traffic, gain)
     table = asdict(outcome) | {"bytes": outcome.bytes}
     del table["records"]
     write_json(spec.folder / "outcome.json", table)
@@ -305,6 +312,8 @@ def print_outcome(config: Config, outcome: Outcome) -> None:
         ("accuracy, mean", f"{np.mean(values):.3f}"),
         ("accuracy, worst and best peer", f"{min(values):.3f} to {max(values):.3f}"),
     ]
+    if outcome.gain is not None:
+        rows.append(("what peers gain by taking part", str(outcome.gain)))
     for model, (held, injected) in outcome.weight.items():
         if model in outcome.consensus:
             rows.append((f"{model}: distance from the mean", f"{outcome.consensus[model]:.1e}"))

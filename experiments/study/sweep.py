@@ -194,7 +194,7 @@ class Outcome:
 
 def outcome(config: Config, source: str = "config", threads: int = 1) -> Outcome:
     """Run one config, in lockstep or in virtual time; the result does not depend on `threads`."""
-    config = config.model_copy(update={"test_every": config.rounds})
+    config = config.model_copy(update={"test_every": config.rounds, "gain": 0.0})
     if config.time is not None:
         return _outcome_in_time(config, source, threads)
     simulation = Simulation.of(config, source, warn=False)  # the sweep warns once, for all runs

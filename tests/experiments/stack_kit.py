@@ -73,7 +73,7 @@ def perceptrons(
     activation: str = "sigmoid",
     output: str = "sigmoid",
     name: str = "",
-    level: str | None = None,
+    level: str | float | None = None,
     make: Callable[[], nn.Module] | None = None,
     **options: Any,
 ) -> list[Learner]:
@@ -85,7 +85,9 @@ def perceptrons(
     for index in range(peers):
         torch.manual_seed(index)  # a layer of one cell keeps the bias that torch draws
         module = make() if make else mlp(layout, activation=activation, output=output)
-        slices = {"global": level or "-".join([str(cells[0]), *("2" for _ in cells[1:])])}
+        slices: dict[str, Any] = {
+            "global": level or "-".join([str(cells[0]), *("2" for _ in cells[1:])])
+        }
         network = SlicedNetwork(module, slices, peer=f"{name}{index}", seed=3)
         classes = max(cells[-1], 2)
         own = samples(index, (cells[0],), classes, count=20 + index)

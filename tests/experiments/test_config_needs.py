@@ -97,8 +97,8 @@ LIVE_ONLY: dict[str, Any] = {
     "gossip.max_packet": 1024,
     "trust": "swarm",
 }
-ELSEWHERE = {"time", "sweep", "name", "test_every", "gossip.fraction"}
-"""Tested by themselves below."""
+ELSEWHERE = {"time", "sweep", "name", "test_every", "gain", "gossip.fraction"}
+"""Tested by themselves below; `gain` in test_gain.py."""
 
 
 def made(**paths: Any) -> Config:

@@ -47,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "every": {"every": 2},
     "test_every": {"test_every": 3},
     "weights": {"weights": "samples"},
+    "gain": {"gain": 1.0},
     "mode": {"gossip": {"mode": "rounds"}},
     "fraction": {"gossip": {"fraction": 0.25}},
     "dtype": {"gossip": {"dtype": "float64"}},
@@ -90,6 +91,7 @@ DECLARED_MORE_THAN_ONCE = {
         "AutoPartialModels",
     },  # a config may leave it to the graph
     "trust": {"Settings", "Config", "JoinConfig"},  # in files it is a table with a kind
+    "gain": {"ScheduleSettings", "Network"},  # what a peer gains; the scale of starting weights
     "matching": {"MatchingSettings", "Model"},  # a config says it of each of its models
     "trained": {"Settings", "Network"},  # a config names the files of trained networks
     "max_packet": {"LinkSettings", "BrokerSettings"},  # the limit of a broker that is started
