@@ -49,7 +49,8 @@ class ScheduleSettings(SettingsTable):
     a second network with the same starting values, samples and settings that is never averaged. So 0.1 makes
     the swarm train a tenth more, and a peer with a twin twice as much. At least one peer of a config has a
     twin, chosen by the seed; a device without a config draws by a hash of the swarm's name and its own. Raise
-    it for a narrower interval, which needs two peers at least; 0 measures nothing."""
+    it for a narrower interval: it takes two peers, and from about four on it is narrow enough to be of use
+    (of 16 peers on the digits, a width of 0.61 with two twins, 0.16 with four). 0 measures nothing."""
 
 
 class SharingSettings(SettingsTable):
