@@ -460,8 +460,14 @@ def draw(folder: Path, records: Sequence[Record]) -> list[Path]:
         axes.title.set_fontsize(8)
     for axes in [axes for row in grid for axes in row][len(names) :]:
         axes.set_visible(False)
+    handles = {
+        label: handle
+        for axes in axes_of.values()
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    shown = [scheme for scheme in (*FIXED, BY_HAND, AUTO) if scheme in handles]
     figure.legend(
-        *axes_of[names[-1]].get_legend_handles_labels(), loc="outside right center", frameon=False
+        [handles[scheme] for scheme in shown], shown, loc="outside right center", frameon=False
     )
     figure.suptitle("Accuracy of a swarm that decides by itself what to share")
     return save(figure, folder / "figure")

@@ -214,8 +214,12 @@ class Planner:
         if not plan.deciding:
             return self._next(plan, deciding=self._looks_again(loss, plan.until))
         if not plan.candidates:
-            learned = self._has_learned(loss, plan.until)
-            return self._next(plan, candidates=self._propose(plan, statistics) if learned else ())
+            if not self._has_learned(loss, plan.until):
+                return self._next(plan)
+            candidates = self._propose(plan, statistics)
+            if candidates:
+                return self._next(plan, candidates=candidates)
+            return self._release(plan)  # nothing is left that could change
         rows = statistics.losses
         rows = rows[statistics.present & (rows[:, 0] > 0)]
         now, with_heads, changed = rows[:, 0], rows[:, 1], rows[:, 2:].T
@@ -231,9 +235,7 @@ class Planner:
         if decision is not None:
             self.decisions.append(decision)
         if self.quiet:
-            self.memory.next_look = ceil(self.options.look_again * plan.until) + 1
-            self.memory.recent_losses = []
-            return self._next(plan, deciding=False)
+            return self._release(plan)
         if decision is None or self.dry_run:
             return self._next(plan, candidates=self._propose(plan, statistics))
         return self._next(
@@ -241,6 +243,12 @@ class Planner:
             assignment=decision.candidate.assignment,
             chosen=plan.candidates.index(decision.candidate),
         )
+
+    def _release(self, plan: Plan) -> Plan:
+        """Let peers train on the held-out samples again, until it is time to look again."""
+        self.memory.next_look = ceil(self.options.look_again * plan.until) + 1
+        self.memory.recent_losses = []
+        return self._next(plan, deciding=False)
 
     def _next(
         self,

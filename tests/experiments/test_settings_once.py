@@ -48,6 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
     "test_every": {"test_every": 3},
     "weights": {"weights": "samples"},
     "gain": {"gain": 1.0},
+    "sharing": {"sharing": "auto", "models": []},
     "mode": {"gossip": {"mode": "rounds"}},
     "fraction": {"gossip": {"fraction": 0.25}},
     "dtype": {"gossip": {"dtype": "float64"}},

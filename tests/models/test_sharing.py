@@ -348,3 +348,15 @@ def test_means_of_rows_and_groups_are_exact_however_far_gossip_has_come() -> Non
                 )
                 mean = layout.group_mean(heard, mix, number)
                 np.testing.assert_allclose(mean, expected, rtol=1e-5)
+
+
+def test_samples_are_given_back_when_nothing_is_left_to_change() -> None:
+    assignment = Assignment.shared(perceptrons()[0].slicing.anatomy, PEERS)
+    for part in assignment.anatomy.parts:
+        assignment = assignment.change(part.name, list(range(part.cells)), OWN)
+    planner = Planner(AutoOptions())
+    plan = Plan(assignment, 4, 10, 12, memory={})
+    vector = np.ones(plan.layout.size, np.float32)
+    following = planner.next(plan, Statistics(plan.layout, vector))
+    assert not following.deciding
+    assert not following.candidates
