@@ -2,8 +2,9 @@
 
 Peers with differently distributed data train a convolutional or recurrent network. The schemes differ only in
 what the peers average: nothing, everything, everything but the outputs (FedPer), everything but batch norm
-(FedBN), or a share of the cells of every hidden layer. For one seed, all schemes have the same initial
-values, training samples, sample order and test samples, so differences can be computed seed by seed.
+(FedBN), a share of the cells of every hidden layer, or what they decide by themselves. For one seed, all
+schemes have the same initial values, training samples, sample order and test samples, so differences can be
+computed seed by seed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...models import NETWORKS, Anatomy, Buffers, SgdLearner, SlicedNetwork, discover, seeded_rng
-from ..arena import Arena
+from ...models import (
+    NETWORKS,
+    Anatomy,
+    Buffers,
+    Prior,
+    SgdLearner,
+    SlicedNetwork,
+    discover,
+    log_priors,
+    seeded_rng,
+)
+from ..arena import Arena, AutoSharing
 from ..data import DataError, Dataset, Samples, load_once, partition
 from ..results import Record
 from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
@@ -43,6 +54,10 @@ class Scheme:
     """What happens to the running statistics of batch norm, if the network has any."""
     init: Literal["same", "per peer"] = "same"
     """Whether private cells have the same initial values on all peers, or are drawn for each peer."""
+    prior: Prior = "none"
+    """Whether the log-prior of each peer's classes is added to the outputs; see `log_priors`."""
+    auto: bool = False
+    """Whether peers decide by themselves what they share, beginning with `share`."""
 
     def slices(self, output: str) -> dict[str, dict[str, float]]:
         """The slices of a network whose output layer is called `output`."""
@@ -117,22 +132,25 @@ def run_cell(cell: Cell, job: Job) -> Record:
     data = load_once(setting.data)
     split = split_data(setting, data, cell.seed)
     learners = make_learners(cell, data.classes, split)
-    arena = Arena(learners, threads=job.threads)
+    sharing = AutoSharing(seed=cell.seed) if cell.scheme.auto else None
+    arena = Arena(learners, threads=job.threads, sharing=sharing)
     by_round: list[tuple[int, float, float]] = []
     own = common = torch.empty(0)
-    for index in range(1, setting.rounds + 1):
-        arena.train()
-        arena.average()
+    for index, _ in enumerate(arena.run(setting.rounds), 1):
         if index % setting.test_every == 0 or index == setting.rounds:
             own, common = _accuracies(learners, split)
             by_round.append((index, float(own.mean()), float(common.mean())))
     network = learners[0].network
-    shared = len(network.slicing.coordinates(MODEL)) if MODEL in network.averaged_models else 0
+    everyone = "global" if sharing else MODEL
+    shared = (
+        len(network.slicing.coordinates(everyone)) if everyone in network.averaged_models else 0
+    )
     return {
         "network": cell.network, "scheme": cell.scheme.name, "seed": cell.seed,
         "own": float(own.mean()), "common": float(common.mean()), "worst": float(own.min()),
         "by_peer": own.tolist(), "by_round": by_round,
         "shared": shared / len(network.flat),
+        "decisions": [str(decision) for decision in sharing.decisions] if sharing else [],
     }  # fmt: skip
 
 
@@ -141,12 +159,15 @@ def make_learners(cell: Cell, classes: int, split: DataSplit) -> list[SgdLearner
     setting, seed, test = cell.setting, cell.seed, split.test
     # The layers are the same for all peers, so they are discovered once.
     anatomy = discover(_module(setting, classes, test.x), test.x[:1])
+    counts = [torch.bincount(train.y, minlength=classes).tolist() for train in split.train]
+    priors = log_priors(counts, cell.scheme.prior)
     return [
         SgdLearner(
             make_network(_module(setting, classes, test.x), anatomy, cell.scheme, str(peer), seed),
             (train.x, train.y), (test.x[:0], test.y[:0]),
             local_samples=setting.local_samples, batch=setting.batch, rate=setting.rate,
             seed=int(seeded_rng(seed, "order", peer).integers(2**31)),
+            log_prior=None if priors is None else torch.tensor(priors[peer], dtype=torch.float32),
         )
         for peer, train in enumerate(split.train)
     ]  # fmt: skip
@@ -229,7 +250,9 @@ def _accuracies(learners: Sequence[SgdLearner], split: DataSplit) -> tuple[Tenso
         if network.buffers == "recompute":
             network.recompute(learner.samples[0])
         network.module.eval()
-        outputs = torch.cat([network(batch) for batch in split.test.x.split(250)])
+        outputs = torch.cat(
+            [learner.add_prior(network(batch)) for batch in split.test.x.split(250)]
+        )
         correct_by_peer.append((outputs.argmax(1) == split.test.y).float())
     correct = torch.stack(correct_by_peer)  # 1 or 0 by peer and test sample
     return (correct * split.own).sum(1), correct.mean(1)
@@ -262,12 +285,17 @@ FEDBN = Scheme("FedBN", 1.0, "shared", buffers="local")
 PARTIAL = Scheme("partial 0.8", 0.8)
 PER_PEER = ", per-peer init"
 """Ends the name of a scheme whose private cells have different initial values on each peer."""
+PRIOR = ", prior"
+"""Ends the name of a scheme with a log-prior."""
 SCHEMES = (
     LOCAL, FULL, FEDPER, FEDBN, PARTIAL,
     Scheme("partial 0.5", 0.5),
     Scheme("partial 0.8 + outputs", 0.8, "shared"),
     replace(FEDPER, name=FEDPER.name + PER_PEER, init="per peer"),
     replace(PARTIAL, name=PARTIAL.name + PER_PEER, init="per peer"),
+    replace(FULL, name=FULL.name + PRIOR, prior="auto"),
+    replace(FEDPER, name=FEDPER.name + PRIOR, prior="auto"),
+    replace(FULL, name="auto", prior="auto", auto=True),
 )  # fmt: skip
 """The schemes that are compared. With full averaging, the running statistics of batch norm are averaged too;
 with private cells, each peer recomputes them from its own samples. On the built-in digits, the other choice
@@ -373,8 +401,11 @@ def caption(settings: Sequence[Setting]) -> str:
         "differences of the table). Partial: that share of the cells of every hidden layer is averaged; "
         "outputs are private unless the scheme says '+ outputs'; weights between private and shared cells "
         "are never averaged. FedPer: all but the outputs are averaged. All peers have the same initial "
-        "values, in private cells too, except with 'per-peer init' (dotted). Statistics of batch norm: "
-        "averaged with full averaging, private with FedBN, recomputed from the peer's own samples otherwise."
+        "values, in private cells too, except with 'per-peer init' (dotted; dashed: with a prior). "
+        "Statistics of batch norm: averaged with full averaging, private with FedBN, recomputed from the "
+        "peer's own samples otherwise. "
+        "Prior: where class shares differ more than by chance, each peer adds the log of its own to the "
+        "outputs. Auto: prior, and peers decide by themselves what they share, beginning with everything."
     )
 
 
@@ -404,20 +435,25 @@ def draw(
     return save(figure, path)
 
 
+def _base_name(scheme: str) -> str:
+    return scheme.removesuffix(PER_PEER).removesuffix(PRIOR)
+
+
 def _curves(axes: Axes, records: Sequence[Record], column: int) -> None:
     """Draw a curve for every scheme; `column` of `by_round` has the accuracy."""
     from ..study.figures import COLOURS, MARKERS
 
-    style_order = [scheme.name for scheme in SCHEMES if PER_PEER not in scheme.name]
+    style_order = list(dict.fromkeys(_base_name(scheme.name) for scheme in SCHEMES))
     for scheme in dict.fromkeys(r["scheme"] for r in records):
         curves = np.array([r["by_round"] for r in records if r["scheme"] == scheme])
         values = curves[:, :, column]
         error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
-        # A scheme with per-peer init has the colour of the same scheme without, but a dotted line.
-        style = style_order.index(scheme.removesuffix(PER_PEER))
+        # Variants of a scheme have its colour: dotted with per-peer init, dashed with a prior.
+        style = style_order.index(_base_name(scheme))
+        line = ":" if PER_PEER in scheme else "--" if PRIOR in scheme else "-"
         axes.errorbar(
             curves[0, :, 0], values.mean(0), yerr=error, label=scheme, capsize=2, linewidth=1.5,
             markersize=5, color=COLOURS[style], marker=MARKERS[style],
-            linestyle=":" if PER_PEER in scheme else "-",
+            linestyle=line,
         )  # fmt: skip
     axes.set_xticks([index for index, *_ in records[0]["by_round"]])
