@@ -68,13 +68,13 @@ class OtherPeers:
                     del self.known[event.peer]
                     self._offline.discard(event.peer)
 
-    def names_online(self) -> list[str]:
-        """Return the names of all peers that are online and not leaving."""
-        return [
-            peer
+    def online_now(self) -> dict[str, Online]:
+        """Return what is known of all peers that are online and not leaving, by name."""
+        return {
+            peer: other
             for peer, other in self.known.items()
             if peer not in self._offline and not other.leaving
-        ]
+        }
 
     def clear(self) -> None:
         """Forget all peers."""

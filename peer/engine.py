@@ -153,7 +153,9 @@ class View:
     received: int
     """Number of messages received so far."""
     plan: int
-    """The version of the plan that is followed; 0 without one."""
+    """Which plan of what the swarm shares is followed; 0 without one."""
+    awaits_others: bool
+    """Whether others must follow the same plan before the next round is trained."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,7 @@ class Engine:
         self.sharing: LiveSharing | None = None
         """Decides with the other peers which cells are shared; None if the partial models are given."""
         if settings.sharing == "auto":
-            self.sharing = LiveSharing(name, learner, self.store, rounds=settings.rounds, seed=seed)
+            self.sharing = LiveSharing(name, learner, self.store, settings)
         self.weight = ONE * (samples if settings.weights == "samples" else 1)
         self.history = PeerHistory()
         self.ending: Ending | None = None
@@ -332,9 +334,9 @@ class Engine:
             has_neighbours=any(gossiper.neighbours(model) for model in gossiper.models),
             rejection=self._rejection(),
             received=self._received,
-            plan=0
-            if self.sharing is None or self.sharing.plan is None
-            else self.sharing.plan.version + 1,
+            plan=0 if self.sharing is None else self.sharing.version,
+            awaits_others=self.sharing is not None
+            and self.sharing.awaits_others(self._others.online_now()),
         )
 
     # --- the start of a session -----------------------------------------------------------------
@@ -491,6 +493,14 @@ class Engine:
             True  # others may push the new models once they see them on our card
         )
 
+    def begin_round(self) -> None:
+        """Follow the newest plan of what the swarm shares, before a round is trained."""
+        if self.sharing is not None:
+            if isinstance(self.mode, PacedMode):
+                self.sharing.averaged(self.history.round, self._others.online_now())
+            self._follow_plan()
+            self.view = self._make_view()
+
     def train(self) -> Metrics:
         """Train one round, then begin the round's averaging (rounds and server mode) or push (async mode).
 
@@ -498,9 +508,6 @@ class Engine:
         mass must stay here for the next round, or it would be passed on for ever without being trained.
         """
         trim_heap()  # return what gossip has freed since the last round
-        if self.sharing is not None:
-            self.sharing.averaged(self.history.round, self._others.names_online())
-            self._follow_plan()
         before = self._privacy.values_before_training(self.network)
         metrics = self.learner.train(self.settings.every)
         self._privacy.release(self.network, before)
@@ -540,6 +547,8 @@ class Engine:
             is_finished = number < 0 or self.mode.finished(number)
             if is_finished:
                 self._privacy.end_round()
+                if self.sharing is not None:
+                    return not self.sharing.awaits_plan(self.history.round)
             return is_finished
         return self.mode.caught_up(self.gossiper)
 
@@ -576,6 +585,10 @@ class Engine:
         self._start_from_initial_estimates(now)
         self.bootstrap.update(self.gossiper, self._others, now)
         self.gossiper.tick(now)
+        if self.sharing is not None and isinstance(self.mode, RoundsMode):
+            number = self.history.round - self.history.earlier - 1
+            if not self.bootstrap.waiting and (number < 0 or self.mode.finished(number)):
+                self.sharing.averaged(self.history.round, self._others.online_now())
         messages = self._save_before_sending([*self._unsent_messages, *self.gossiper.poll()])
         outgoing = self._dispatch.pack(messages, self.session, max_packet)
         self.view = self._make_view()

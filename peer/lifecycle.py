@@ -464,6 +464,11 @@ class Peer:
         return Event.STARTED
 
     async def _train(self, link: Link) -> Event:
+        if link.engine.sharing is not None:
+            await link.worker.run(link.engine.begin_round)
+            link.wake()
+            while link.view.awaits_others or link.announces_plan:
+                await link.next_turn()
         self._training = await link.worker.run(link.engine.train)
         link.wake()
         await link.next_turn()  # sends the pushes, and processes what arrived during training

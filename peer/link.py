@@ -174,6 +174,11 @@ class Link:
         status = self.status_under_our_name
         return status is not None and status.session == self.session and status.phase == self.phase
 
+    @property
+    def announces_plan(self) -> bool:
+        """Whether we follow a plan that is not on our card yet."""
+        return self.view.plan != self._plan_version
+
     def topic(self, kind: topics.Kind) -> str:
         """Return one of this peer's own topics."""
         return str(topics.Topic(self.settings.swarm, self.name, kind))
@@ -476,7 +481,7 @@ class Link:
                     # Only after the turn: with private averaging (gossip/masking.py), removing our mask may
                     # need the neighbour's secret.
                     self.security.remove(event.peer, event.session)
-            if self.view.plan != self._plan_version:
+            if self.announces_plan:
                 await self._announce_plan()
             self._publish_changed_rounds()
             await self._send(outgoing)

@@ -61,7 +61,7 @@ class SharingSettings(SettingsTable):
     while they learn which cells become each peer's own or are averaged in groups of peers: a change is made
     where it lowers the loss on training samples that are held out for a while. If there are `models`, only
     cells that all peers share can change. For four peers or more: in simulations in lockstep, and live in
-    async mode without `models`, compression, matching, trust and differential privacy."""
+    the modes async and rounds, without `models`, compression, matching, trust and differential privacy."""
 
 
 class LifecycleSettings(SettingsTable):
@@ -259,9 +259,9 @@ class Settings(
             f"compress = {self.compress!r} and dtype = {self.dtype!r} exclude each other: leave dtype out, "
             "the compressor determines how values are encoded":
                 compress and self.dtype != "float32",
-            f'sharing = "auto": peers change what they share one after the other, and {self.mode} mode needs '
-            'them all at once; use mode = "async"':
-                auto and lockstep,
+            'sharing = "auto": a server is named for each partial model, and these names are made later; use '
+            'mode = "async" or "rounds"':
+                auto and self.mode == "server",
             'sharing = "auto": compressors need partial models that do not change; leave compress out':
                 auto and compress,
             'sharing = "auto": cells are matched by their partial model, which changes; leave matching out':

@@ -8,12 +8,15 @@ plans of one version for a moment: the one of the lower name holds.
 
 Partial models have the name of their assignment in their own names, so peers that follow different plans
 never average values of different meaning.
+
+In rounds mode all peers change at the same round: none trains beyond the end of its plan, and after a change
+each waits until the others have changed too.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +42,8 @@ from ..models.sharing import (
     check_learner,
 )
 from .exits import PeerError
+from .presence import Online
+from .settings import Settings
 from .store import MatchedStore
 
 _log = logging.getLogger(__name__)
@@ -48,27 +53,22 @@ ASYNC_OPTIONS = AutoOptions(latest=12, every=6, settle=6)
 
 
 class LiveSharing:
-    """Measures, follows plans and, if it is this peer's turn, makes them. Used on the worker thread.
+    """Measures, follows plans and, if it is this peer's turn, makes them. Used on the worker thread."""
 
-    rounds: of the peer's training; no plan is made shortly before the end.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        learner: Learner,
-        store: MatchedStore,
-        *,
-        rounds: int,
-        seed: int = 0,
-        options: AutoOptions | None = None,
-    ):
+    def __init__(self, name: str, learner: Learner, store: MatchedStore, settings: Settings):
         try:
             self._learner = check_learner(learner)
         except ModelError as error:
             raise PeerError(f"peer {name}: {error}") from None
-        self._name, self._store, self._rounds, self._seed = name, store, rounds, seed
-        self._options = options or ASYNC_OPTIONS
+        samples = len(self._learner.samples[1])
+        if samples < MIN_SAMPLES:
+            raise PeerError(
+                f'peer {name}: it has {samples} training samples, and sharing = "auto" holds some out, which '
+                f"takes {MIN_SAMPLES}"
+            )
+        self._name, self._store, self._settings = name, store, settings
+        self._lockstep = settings.mode == "rounds"
+        self._options = AutoOptions() if self._lockstep else ASYNC_OPTIONS
         network = learner.network
         self._anatomy = network.slicing.anatomy.with_norm_parts(norm_layers(network.module))
         self._member: SharingMember | None = None
@@ -86,17 +86,23 @@ class LiveSharing:
         self._compared: list[Compared] = []
         everything = Assignment.shared(self._anatomy, [name])
         network.reslice(*everything.slices(name), anatomy=self._anatomy)
-        self.reason = ""
-        if len(self._learner.samples[1]) < MIN_SAMPLES:
-            self.reason = (
-                f"it has {len(self._learner.samples[1])} training samples, and holding some out takes "
-                f"{MIN_SAMPLES}"
-            )
+        expected = {*settings.expect, name}
+        self._never_decides = self._lockstep and len(expected) < MIN_PEERS
+        if self._never_decides:
+            _log.warning(
+                "peer %s: everything stays shared: %d peers are expected, and comparing them takes %d",
+                name, len(expected), MIN_PEERS,
+            )  # fmt: skip
 
     @property
     def plan(self) -> Plan | None:
         """The plan that is followed."""
         return None if self._member is None else self._member.plan
+
+    @property
+    def version(self) -> int:
+        """Counts the plans: 1 for the first one that is followed; 0 before."""
+        return 0 if self.plan is None else self.plan.version + 1
 
     @property
     def group_models(self) -> frozenset[str]:
@@ -139,7 +145,7 @@ class LiveSharing:
         ):
             return False
         if self._member is None:
-            self._member = SharingMember(self._learner, plan, self._options, seed=self._seed)
+            self._member = SharingMember(self._learner, plan, self._options)
         else:
             self._member.follow(plan)
         if by != self._name:
@@ -187,13 +193,16 @@ class LiveSharing:
         if self._member is not None and self._round_is_open and self._added is not None:
             self._member.after_averaging(self._store.extra[self._statistics_name])
         self._round_is_open = False
-        ends = round_number + self._options.every > self._rounds
-        if self.reason or ends or self._name != min([*online, self._name]):
+        if self._is_over(round_number) or self._name != min([*online, self._name], key=_in_order):
             return
         plan = self.plan
+        known = self._newest
+        if known is not None and (plan is None or known[0].version > plan.version):
+            return  # the next plan is known, and not followed yet
         if plan is None:
-            if len(online) + 1 >= MIN_PEERS:
-                self._newest = self.first_plan(round_number, online), self._name
+            others = {*self._settings.expect, *online} - {self._name}
+            if len(others) + 1 >= MIN_PEERS and others <= {*online}:
+                self._newest = self.first_plan(round_number, others), self._name
             return
         if round_number < plan.until or self._added is None:
             return
@@ -211,6 +220,41 @@ class LiveSharing:
         self._compared, planner.compared = [*self._compared, *planner.compared], []
         self._newest = made, self._name
 
+    def _is_over(self, round_number: int) -> bool:
+        """Whether no plan is made any more: a change shortly before the end of training is of no use."""
+        return self._never_decides or round_number + self._options.every > self._settings.rounds
+
+    def awaits_plan(self, round_number: int) -> bool:
+        """Return whether, in lockstep, no round may be trained before the next plan is known."""
+        if not self._lockstep or self._is_over(round_number):
+            return False
+        known = self._newest[0] if self._newest is not None else self.plan
+        return known is None or known.until <= round_number
+
+    def awaits_others(self, others: Mapping[str, Online]) -> bool:
+        """Return whether, in lockstep, a peer that is online has not yet changed to the plan that we follow.
+
+        others: by name, what is known of the peers that are online.
+        """
+        plan, settings = self.plan, self._settings
+        if not self._lockstep or plan is None:
+            return False
+        assignment = plan.assignment
+        schemes = np.unique(assignment.scheme_of).tolist()
+        own = {scheme: assignment.model(scheme, self._name) for scheme in schemes}
+        for peer in set(assignment.peers) & others.keys():
+            shared = {m for scheme, m in own.items() if m == assignment.model(scheme, peer)}
+            shared.add(self._statistics_name)
+            sources = settings.neighbours if settings.sources is None else settings.sources
+            for models, neighbours in (
+                (others[peer].models, settings.neighbours),
+                (others[peer].models_pushed_to_us, sources),
+            ):
+                is_neighbour = neighbours is None or peer in neighbours
+                if not {m for m in shared if is_neighbour or m in self.group_models} <= {*models}:
+                    return True
+        return False
+
     def report(self) -> dict[str, Any] | None:
         """Return what was shared over time, and what this process has decided and compared for the swarm."""
         if self._report is None:
@@ -219,7 +263,7 @@ class LiveSharing:
 
     def first_plan(self, round_number: int, others: Collection[str]) -> Plan:
         """Return the plan with which a swarm begins to decide: everything is shared."""
-        peers = sorted([*others, self._name])
+        peers = sorted([*others, self._name], key=_in_order)
         first = Planner(self._options).first(Assignment.shared(self._anatomy, peers))
         return replace(first, until=round_number + first.until)
 
@@ -254,6 +298,11 @@ class LiveSharing:
         self._added = None if data["added"] is None else np.array(data["added"])
 
 
+def _in_order(name: str) -> tuple[int, str]:
+    """Sort names like those of a swarm's peers, 0, 1, … 10, in the order of their numbers."""
+    return len(name), name
+
+
 def _precedence(version: int, by: str) -> tuple[int, list[int]]:
     """Order plans: a higher version comes later, and of one version that of the lower name."""
-    return version, [-ord(letter) for letter in by]
+    return version, [-len(by), *(-ord(letter) for letter in by)]

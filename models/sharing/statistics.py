@@ -152,7 +152,9 @@ class Statistics:
         cells = self._layout.cells
         product, square = self._vector[2 : 2 + 2 * cells].reshape(2, cells)
         noise = (square - product) / 2
-        return np.divide(product, noise, out=np.zeros_like(noise), where=noise > 0)
+        # Cells that hardly move, such as those that are never active, differ by rounding only.
+        moves = noise > 1e-6 * noise.max(initial=0.0)
+        return np.divide(product, noise, out=np.zeros_like(noise), where=moves)
 
 
 def sketch(anatomy: Anatomy, moved: dict[str, np.ndarray]) -> np.ndarray:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+import networkx as nx
 import pytest
 import torch
 from peer_kit import Nest, begin, quick
 from waiting import until
 
+from gossamer.experiments.arena import Arena, AutoSharing, Gossip
 from gossamer.experiments.data import load
 from gossamer.gossip import ONE
 from gossamer.models import SgdLearner, SlicedNetwork, mlp
+from gossamer.models.sharing import AutoOptions
 from gossamer.peer import PeerError
 from gossamer.peer.engine import Engine
 from gossamer.peer.lifecycle import Report
@@ -78,6 +81,38 @@ def test_peers_with_two_tasks_part(run) -> None:
     assert sum(report.accuracy for report in reports) / len(reports) > 0.7
 
 
+def test_in_rounds_peers_decide_what_a_simulation_decides_at_the_same_rounds(run) -> None:
+    """The same networks, samples and graph: a live swarm in lockstep is the simulation, up to rounding."""
+    graph, rounds = nx.circulant_graph(len(NAMES), [1, 2, 3]), 26
+    simulated = [make(name) for name in NAMES]
+    sharing = AutoSharing()
+    arena = Arena(simulated, mixing=Gossip(graph, exchanges=3), sharing=sharing)
+    expected = list(arena.run(rounds))[-1]
+    assert sharing.decisions
+    learners = {name: make(name) for name in NAMES}
+
+    async def scenario() -> list[Report]:
+        settings = quick(
+            rounds=rounds, expect=NAMES, sharing="auto", mode="rounds", exchanges=3, lease=600.0
+        )
+        nest = Nest(settings)
+        for index, (name, learner) in enumerate(learners.items()):
+            neighbours = tuple(NAMES[other] for other in graph[index])
+            nest.start(name, learner, settings.updated(neighbours=neighbours))
+        return await nest.all()
+
+    reports = run(scenario())
+    check_accounts(reports)
+    decided = [one for report in reports if report.sharing for one in report.sharing["decisions"]]
+    last = rounds - AutoOptions().every
+    simulated_decisions = [one for one in sharing.as_record()["decisions"] if one["round"] <= last]
+    assert [(one["round"], one["part"], one["cells"], one["groups"]) for one in decided] == [
+        (one["round"], one["part"], one["cells"], one["groups"]) for one in simulated_decisions
+    ]
+    accuracies = [test.accuracy for test in expected.tests]
+    assert [report.accuracy for report in reports] == pytest.approx(accuracies, abs=0.03)
+
+
 def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
     """A follower and the peer that makes plans are killed and restarted, and a newcomer finds the plan."""
     learners = {name: make(name) for name in (*NAMES, "i")}
@@ -111,7 +146,7 @@ def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
 
 def test_what_auto_cannot_do_is_refused() -> None:
     for changes, reason in (
-        ({"mode": "rounds"}, 'use mode = "async"'),
+        ({"mode": "server"}, 'use mode = "async" or "rounds"'),
         ({"compress": "int8"}, "leave compress out"),
     ):
         with pytest.raises(PeerError, match=reason):
@@ -125,8 +160,9 @@ def test_a_restart_goes_on_with_the_plan_that_it_followed(tmp_path: Path) -> Non
     assert engine.sharing is not None
     plan = engine.sharing.first_plan(0, ["b", "c", "d"])
     engine.sharing.offer({"by": "a", "plan": plan.as_record()})
-    engine.train()
-    engine.train()
+    for _ in range(2):
+        engine.begin_round()
+        engine.train()
     assert engine.save()
     models, held = engine.gossiper.models, engine.gossiper.account
     assert any(model.startswith("statistics") for model in models)
