@@ -130,7 +130,9 @@ class LiveSharing:
                 self._newest[0].version, self._newest[1]
             ):
                 return
-            self._newest = Plan.from_record(self._anatomy, record), by
+            plan = Plan.from_record(self._anatomy, record)
+            Memory(**plan.memory)
+            self._newest = plan, by
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"the plan on a card cannot be read ({error!r})") from None
 
@@ -144,6 +146,7 @@ class LiveSharing:
             present.version, self._made_by
         ):
             return False
+        before = set(self._store.names())
         if self._member is None:
             self._member = SharingMember(self._learner, plan, self._options)
         else:
@@ -162,10 +165,9 @@ class LiveSharing:
                 "peer %s follows plan %d of %s: it has the models %s",
                 self._name, plan.version, by, models,
             )  # fmt: skip
-        before = set(self._store.names())
-        self._store.extra = (
-            {self._statistics_name: self._zeros()} if self._added is None else (self._store.extra)
-        )
+        if self._added is None:
+            zeros = np.zeros(plan.layout.size, np.float32)
+            self._store.extra = {self._statistics_name: zeros}
         return before != set(self._store.names())
 
     # --- rounds ---------------------------------------------------------------------------------
@@ -207,8 +209,10 @@ class LiveSharing:
         if round_number < plan.until or self._added is None:
             return
         statistics = Statistics(plan.layout, self._store.extra[self._statistics_name])
-        if plan.candidates and statistics.measured < MIN_PEERS:
-            return  # too little has arrived; wait another round
+        if plan.candidates and statistics.measured < MIN_PEERS:  # too little has arrived yet
+            longer = replace(plan, version=plan.version + 1, until=round_number + 1, chosen=None)
+            self._newest = longer, self._name
+            return
         if self._planner is None:
             self._planner = Planner(self._options, Memory(**plan.memory))
         planner = self._planner
@@ -271,10 +275,6 @@ class LiveSharing:
     def _statistics_name(self) -> str:
         assert self._member is not None
         return f"statistics-{self._member.plan.layout.name}"
-
-    def _zeros(self) -> Array:
-        assert self._member is not None
-        return np.zeros(self._member.plan.layout.size, np.float32)
 
     # --- checkpoints ----------------------------------------------------------------------------
 

@@ -41,8 +41,8 @@ class Candidate:
         cls, present: Assignment, part: str, cells: Sequence[int] | np.ndarray, scheme: int | Labels
     ) -> Candidate:
         """Return the candidate that gives cells of a part to a scheme."""
-        level = next(level for level, name in levels(present.anatomy) if name == part)
         changed = present.change(part, cells, scheme)
+        level = next(level for level, name in levels(present.anatomy) if name == part)
         chosen = tuple(int(cell) for cell in cells)
         return cls(part, level, chosen, scheme, changed, present.differs(changed))
 

@@ -149,7 +149,11 @@ class Plan:
         """Return the plan that `as_record` described, for a network with this anatomy."""
         assignment = Assignment.from_record(anatomy, record["assignment"])
         candidates = tuple(Candidate.from_record(assignment, one) for one in record["candidates"])
-        return cls(**(record | {"assignment": assignment, "candidates": candidates}))
+        version, round_number, until = (int(record[key]) for key in ("version", "round", "until"))
+        return cls(
+            assignment, version, round_number, until, candidates, bool(record["deciding"]),
+            record["chosen"], dict(record["memory"]),
+        )  # fmt: skip
 
 
 @dataclass

@@ -19,6 +19,7 @@ from gossamer.models.sharing import AutoOptions
 from gossamer.peer import PeerError
 from gossamer.peer.engine import Engine
 from gossamer.peer.lifecycle import Report
+from gossamer.peer.presence import Online
 
 torch.set_num_threads(1)
 NAMES = tuple("abcdefgh")
@@ -142,6 +143,31 @@ def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
     models = check_accounts(reports)
     assert len(models) > 3
     assert {report.ended for report in reports} == {"finished"}
+
+
+def test_a_plan_that_cannot_be_read_is_dropped_and_the_lower_name_holds() -> None:
+    engine = begin(Engine("b", make("b"), quick(sharing="auto", rounds=60)))
+    sharing = engine.sharing
+    assert sharing is not None
+    good = sharing.first_plan(0, ["a", "c", "d"]).as_record()
+    for entry in (
+        {},
+        {"by": "a", "plan": 7},
+        {"by": "a", "plan": good | {"version": "many"}},
+        {"by": "a", "plan": good | {"memory": {"colour": 1}}},
+        {"by": "a", "plan": good | {"assignment": {"peers": []}}},
+        {"by": "a", "plan": good | {"candidates": [{"part": "nose", "cells": [0], "scheme": 1}]}},
+    ):
+        engine.turn([], [Online("a", "s", (), plan=entry)], 0.0, 10**6)
+    assert engine.dropped["plan"] == 6
+    engine.begin_round()
+    assert sharing.version == 0
+    for by, followed in (("c", "c"), ("d", "c"), ("a", "a")):
+        sharing.offer({"by": by, "plan": good})
+        sharing.follow()
+        entry = sharing.as_card_entry()
+        assert entry is not None
+        assert entry["by"] == followed
 
 
 def test_what_auto_cannot_do_is_refused() -> None:
