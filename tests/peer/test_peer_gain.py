@@ -136,3 +136,23 @@ def test_a_crashed_peer_goes_on_with_its_twin(run, tmp_path: Path) -> None:
     for report in reports:
         assert report.rounds >= reached
         assert same(Gain.from_dict(report.gain), alone(report.peer, report.rounds))
+
+
+def test_a_twin_trains_on_samples_that_its_peer_sets_aside(run) -> None:
+    """Peers that decide what they share hold samples out; a peer alone would train on all of them."""
+    names, sizes = ("a", "b", "c", "d"), set[int]()
+
+    async def swarm():
+        nest = Nest(quick(sharing="auto", expect=names, founder=True))
+        learner = make_learner("a")
+        nest.start(
+            "a", learner, nest.settings.updated(gain=1.0),
+            on_record=lambda _: sizes.add(len(learner.samples[1])),
+        )  # fmt: skip
+        for name in names[1:]:
+            nest.start(name)
+        return await nest.all()
+
+    report, *_ = run(swarm())
+    assert min(sizes) < len(make_learner("a").samples[1])
+    assert same(Gain.from_dict(report.gain), alone("a", report.rounds))
