@@ -487,7 +487,9 @@ class ServerMode(Mode):
             weights[give.sender] = weights.get(give.sender, 0) + weight
         elif exchange == RETURN and give.model in self._as_client:
             client = self._as_client[give.model]
-            client.end(max(client.done, number))
+            # A mean of an earlier round, from a server that has died since, does not end this one.
+            if number >= client.round:
+                client.end(number)
 
     def taken_back(self, give: Give) -> None:
         """As a client, end the round without a mean: the server refused the mass, or is gone.

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gossamer.gossip import (
@@ -196,6 +196,7 @@ def is_credited(give: Give, receiver: Gossiper) -> bool:
 
 
 @settings(max_examples=40, deadline=None)
+@example(plan=["goes-midway", "returns", "round"], seed=65)
 @given(
     plan=st.lists(
         st.sampled_from(["round", "goes-idle", "goes-midway", "leaves", "returns"]),
