@@ -524,6 +524,11 @@ class Engine:
         self.view = self._make_view()
         return metrics
 
+    @property
+    def has_twin(self) -> bool:
+        """Whether this peer measures what it gains by taking part."""
+        return self._twin is not None
+
     def train_twin(self) -> None:
         """Train the lone twin, if there is one, for as many rounds as the peer.
 

@@ -472,7 +472,8 @@ class Peer:
         self._training = await link.worker.run(link.engine.train)
         link.wake()
         await link.next_turn()  # sends the pushes, and processes what arrived during training
-        await link.worker.run(link.engine.train_twin)
+        if link.engine.has_twin:
+            await link.worker.run(link.engine.train_twin)
         return Event.TRAINED
 
     async def _average(self, link: Link) -> Event:
@@ -538,8 +539,9 @@ class Peer:
         test = await link.worker.run(self.learner.test)
         self._progress.accuracy = test.accuracy
         record = {"accuracy": test.accuracy, "loss": test.mean_loss}
-        self._progress.gain = gain = await link.worker.run(link.engine.measure_gain)
-        if gain is not None:
+        if link.engine.has_twin:
+            self._progress.gain = await link.worker.run(link.engine.measure_gain)
+        if (gain := self._progress.gain) is not None:
             record |= {"alone_accuracy": gain.alone_accuracy, "alone_loss": gain.alone_loss}
         await link.publish_record(record)
         return test.accuracy
