@@ -125,8 +125,8 @@ def _begin_anew() -> Any:
     """A checkpoint whose ending is not finished, but forgotten."""
     load = Saver.load
 
-    def forgetful(self: Saver, schemas: Any) -> Any:
-        tree = load(self, schemas)
+    def forgetful(self: Saver) -> Any:
+        tree = load(self)
         return None if tree is None else {**tree, "ending": None}
 
     return mock.patch.object(Saver, "load", forgetful)
