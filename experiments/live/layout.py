@@ -218,7 +218,7 @@ def _check_auto_sharing(config: Config, source: str) -> None:
         return
     refused = {
         "models": ("beside partial models that are given", bool(config.models)),
-        "dry_run": ("without doing it", config.dry_run),
+        "dry_run": ("in a dry run", config.dry_run),
         "fednp": ("with FedNP, whose loss is not a sum over samples", config.fednp is not None),
         "training.proximal": ("with a penalty beside the loss", config.training.proximal > 0),
         "data.set": ("of sparse vectors", config.data.set == "sparse"),
