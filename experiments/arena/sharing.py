@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +58,7 @@ class AutoSharing:
         keep_models: bool = False,
     ):
         self.options, self.seed, self._keep_models = options or AutoOptions(), seed, keep_models
-        self._planner = Planner(self.options, dry_run=dry_run)
+        self._dry_run, self._planner = dry_run, Planner(self.options)
         self.reason = ""
         """Why nothing is decided in this swarm; empty if it is."""
 
@@ -112,14 +111,15 @@ class AutoSharing:
             self.reason = (
                 f"a peer has {fewest} training samples; holding some out takes {MIN_SAMPLES}"
             )
-        self._frozen = frozenset.intersection(
+        frozen = frozenset.intersection(
             *(frozen_parts(learner, assignment.anatomy) for learner in suitable)
         )
-        parts = [part for part in assignment.anatomy.names if part not in self._frozen]
+        parts = [part for part in assignment.anatomy.names if part not in frozen]
         if not self.reason and not any(len(assignment.cells(part, GLOBAL)) for part in parts):
             self.reason = "no part is both trained and shared by all peers"
+        self._planner = Planner(self.options, dry_run=self._dry_run, frozen=frozen)
         self.plan = self._planner.first(assignment, deciding=not self.reason)
-        self._report = SharingReport(assignment, dry_run=self._planner.dry_run, reason=self.reason)
+        self._report = SharingReport(assignment, dry_run=self._dry_run, reason=self.reason)
         self._members = [
             SharingMember(learner, self.plan, self.options, seed=self.seed) for learner in suitable
         ]
@@ -158,10 +158,7 @@ class AutoSharing:
         if self._round < self.plan.until:
             return False
         before = self.plan.layout
-        plan = self._planner.next(self.plan, Statistics(before, means[0]))
-        # A part that is not trained could only seem to gain, by the weights that lead out of it.
-        candidates = tuple(one for one in plan.candidates if one.part not in self._frozen)
-        self.plan = plan = replace(plan, candidates=candidates)
+        plan = self.plan = self._planner.next(self.plan, Statistics(before, means[0]))
         self._report.add(self._round, plan.assignment)
         if plan.layout.name != before.name:
             self._mean.restart()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,7 @@ def propose(
     sketches: Mapping[str, np.ndarray],
     ratios: np.ndarray,
     max_groups: int,
+    frozen: Collection[str] = (),
 ) -> list[Candidate]:
     """Return the candidates for the next step.
 
@@ -101,12 +102,14 @@ def propose(
     ratios
         For every cell, V/σ²: how much values really differ between peers, relative to the noise of their
         samples.
+    frozen
+        Parts that are not trained. They could only seem to gain, by the weights that lead out of them.
     """
     anatomy = assignment.anatomy
     candidates: list[Candidate] = []
     for _, part in levels(anatomy):
         shared = assignment.cells(part, GLOBAL)
-        if not len(shared):
+        if not len(shared) or part in frozen:
             continue
         first = anatomy.first_cells[anatomy.find(part)]
         differing = shared[ratios[first + shared] > 1]

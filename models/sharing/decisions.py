@@ -6,7 +6,7 @@ peers hold samples out to compare them. One peer makes and announces plans; all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import ceil, nan
@@ -32,11 +32,11 @@ class AutoOptions:
     """The round from which losses are compared even if the training loss has not fallen that far: where
     peers contradict each other, it may never fall."""
     every: int = 2
-    """Rounds between two decisions. Losses are averaged over all of them but the last, in which they
-    travel."""
+    """Rounds between two decisions. Losses are measured in all of them but the last, in which gossip takes
+    them to all peers."""
     settle: int = 2
-    """Rounds after a change, and at the beginning, before candidates are compared: movements of values are
-    measured in the first, and travel in the last."""
+    """Rounds after a change, and at the beginning, before candidates are compared: how training moves
+    values is measured in the first, and gossip takes that to all peers in the last."""
     held_out: float = 0.3
     """The share of a peer's training samples that is held out while the swarm decides."""
     max_held_out: int = 60
@@ -56,11 +56,11 @@ class AutoOptions:
     max_groups: int = 5
     """The most groups that are tried."""
     quiet: int = 2
-    """Dates at which nothing gains, after which held-out samples are trained on again."""
+    """Comparisons in which nothing gains, after which held-out samples are trained on again."""
     hint: float = 0.5
     """A gain with this share of the errors that it needs is not enough for a change, but one to wait for."""
     patience: int = 6
-    """Dates without a change after which held-out samples are trained on again even if something may gain."""
+    """Comparisons without a change, after which held-out samples are trained on again in any case."""
     look_again: float = 2.0
     """A quiet swarm decides again when its round number has grown by this factor."""
     alarm: float = 1.15
@@ -70,7 +70,7 @@ class AutoOptions:
 
 @dataclass(frozen=True)
 class Compared:
-    """A candidate that was compared at one date, with what was measured.
+    """A candidate that was compared, with what was measured.
 
     change: the candidate in words. ratio: V/σ² of its cells, the mean over cells.
     """
@@ -162,9 +162,9 @@ class Memory:
 
     steps: int = 0
     """Changes made so far."""
-    dates: int = 0
-    """Dates since the last change, or since samples were last held out."""
-    dates_without_hint: int = 0
+    comparisons: int = 0
+    """Comparisons since the last change, or since samples were last held out."""
+    comparisons_without_hint: int = 0
     """Those of them at which nothing gained."""
     first_loss: float = 0.0
     """The largest training loss at the beginning."""
@@ -184,13 +184,19 @@ class Planner:
 
     To go on where another planner stopped, pass the memory of its last plan: Memory(**plan.memory).
 
-    dry_run: report decisions, but take none.
+    dry_run: report decisions, but take none. frozen: parts that are not trained, and stay as they are.
     """
 
     def __init__(
-        self, options: AutoOptions, memory: Memory | None = None, *, dry_run: bool = False
+        self,
+        options: AutoOptions,
+        memory: Memory | None = None,
+        *,
+        dry_run: bool = False,
+        frozen: Collection[str] = (),
     ):
         self.options, self.memory, self.dry_run = options, memory or Memory(), dry_run
+        self._frozen = frozen
         self.decisions: list[Decision] = []
         self.compared: list[Compared] = []
         """Every comparison that this planner has made."""
@@ -199,11 +205,14 @@ class Planner:
     def quiet(self) -> bool:
         """Whether there is nothing to wait for."""
         memory, options = self.memory, self.options
-        return memory.dates_without_hint >= options.quiet or memory.dates >= options.patience
+        return (
+            memory.comparisons_without_hint >= options.quiet
+            or memory.comparisons >= options.patience
+        )
 
     def wake(self) -> None:
         """Begin to decide again."""
-        self.memory.dates = self.memory.dates_without_hint = 0
+        self.memory.comparisons = self.memory.comparisons_without_hint = 0
 
     def first(self, assignment: Assignment, *, deciding: bool = True) -> Plan:
         """Return the first plan of a swarm."""
@@ -271,8 +280,9 @@ class Planner:
 
     def _propose(self, plan: Plan, statistics: Statistics) -> tuple[Candidate, ...]:
         found = propose(
-            plan.assignment, statistics.sketches, statistics.ratios, self.options.max_groups
-        )
+            plan.assignment, statistics.sketches, statistics.ratios, self.options.max_groups,
+            self._frozen,
+        )  # fmt: skip
         return tuple(found)
 
     def _looks_again(self, loss: float, round_number: int) -> bool:
@@ -306,10 +316,10 @@ class Planner:
         ratios: V/σ² of every cell, for the report.
         """
         options, memory = self.options, self.memory
-        memory.dates += 1
+        memory.comparisons += 1
         scale = float(losses.mean())
         if not candidates or not scale > 0:
-            memory.dates_without_hint += 1
+            memory.comparisons_without_hint += 1
             return None
         relative = changes / scale
         gains = -relative.mean(axis=1)
@@ -335,7 +345,7 @@ class Planner:
         ]  # fmt: skip
         if chosen is None:
             hints = large & (gains > options.hint * needed * errors)
-            memory.dates_without_hint += not hints.any()
+            memory.comparisons_without_hint += not hints.any()
             return None
         memory.steps += 1
         self.wake()

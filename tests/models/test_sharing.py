@@ -292,7 +292,7 @@ def test_a_plan_can_be_sent(seed: int) -> None:
         Candidate.of(assignment, "4", [0, 2], groups),
         Candidate.of(assignment, "0", [1], OWN),
     )
-    planner = Planner(AutoOptions(), Memory(steps=2, dates=3, recent_losses=[1.0]))
+    planner = Planner(AutoOptions(), Memory(steps=2, comparisons=3, recent_losses=[1.0]))
     plan = Plan(assignment, 3, 17, 20, candidates, chosen=1, memory=vars(planner.memory))
     data = msgpack.unpackb(msgpack.packb(plan.as_record()))
     copy = Plan.from_record(assignment.anatomy, data)
