@@ -248,9 +248,9 @@ class Engine:
         self._saver = Saver(name, settings, checkpoint, self._tree, self.machine, self.limits)
         self._saved_revision: tuple[str, int] | None = None
         """The session and the revision of its ledger that the last checkpoint holds."""
-        self._unsaved_goodbye = False
-        """Whether a goodbye was received since the last checkpoint: it must be saved, because it is not
-        repeated, and a restarted broker has lost it."""
+        self._must_save = False
+        """Whether the next turn must write a checkpoint: after a goodbye, which is not repeated and which a
+        restarted broker has lost, and after a change of models, before others see them on our card."""
         self._unsent_messages: list[Message] = []
         """Messages that may not be sent before a checkpoint is written."""
         self._guards = None
@@ -489,9 +489,12 @@ class Engine:
         models = self.gossiper.models
         counted = self.history.counted
         self.history.counted = {m: since for m, since in counted.items() if m in models}
-        self._unsaved_goodbye = (
-            True  # others may push the new models once they see them on our card
-        )
+        self._must_save = True
+
+    def announced_plan(self) -> tuple[dict[str, Any] | None, frozenset[str]]:
+        """Return the plan that is followed, for the card, and the models that groups of peers share."""
+        assert self.sharing is not None
+        return self.sharing.as_card_entry(), self.sharing.group_models
 
     def begin_round(self) -> None:
         """Follow the newest plan of what the swarm shares, before a round is trained."""
@@ -603,7 +606,7 @@ class Engine:
         """Write a checkpoint if one is needed; return all messages, or none if it could not be written."""
         self._unsent_messages = []
         revision = (self.session, self.gossiper.ledger.revision)
-        if (messages and self._saved_revision != revision) or self._unsaved_goodbye:
+        if (messages and self._saved_revision != revision) or self._must_save:
             if not self.save():
                 self._unsent_messages = messages  # until `save` succeeds or raises
                 return []
@@ -707,7 +710,7 @@ class Engine:
 
     def keep_goodbyes(self, goodbyes: dict[str, str]) -> None:
         """Keep these goodbyes of other peers; the next turn writes them to the checkpoint."""
-        self.history.goodbyes, self._unsaved_goodbye = goodbyes, True
+        self.history.goodbyes, self._must_save = goodbyes, True
 
     def _remember_goodbye(self, ending: Ending) -> None:
         """Keep a goodbye for the next session's card: the next status will replace it at the broker."""
@@ -758,7 +761,7 @@ class Engine:
         if not self._saver.save(durable=durable):
             return False
         self._saved_revision = self.session, self.gossiper.ledger.revision
-        self._unsaved_goodbye = False
+        self._must_save = False
         return True
 
     def _tree(self) -> dict[str, Any]:
@@ -883,7 +886,7 @@ class Engine:
             case Offline():
                 self.gossiper.peer_offline(event.peer)
             case Gone():
-                self._unsaved_goodbye = self._unsaved_goodbye or event.statement is not None
+                self._must_save = self._must_save or event.statement is not None
                 self._dispatch.gone(event.peer)
                 self._privacy.gone(self.gossiper, event.peer)
                 before = self.agreement.values()

@@ -8,8 +8,8 @@ while there is no connection. Joining, reconnecting and leaving wait in `announc
 
 The engine belongs to the peer's worker thread, which also trains: its methods are called through the worker,
 one at a time. Without the worker, the event loop reads its `view`, which is immutable, and attributes that do
-not change while a session runs (samples, schemas, limits, the last session's goodbye). `Link.__init__` also
-reads its history and gossiper: the worker has nothing to do then.
+not change while a session runs or are replaced as a whole (samples, schemas, limits, the last session's
+goodbye). `Link.__init__` also reads its history and gossiper: the worker has nothing to do then.
 
 A *turn* is one pass of the gossip loop: received packets and presence events go to the engine, and the
 packets that it returns are sent.
@@ -496,11 +496,9 @@ class Link:
         Runs after a turn, so the checkpoint has the plan already.
         """
         self._plan_version = self.view.plan
-        sharing = self.engine.sharing
-        assert sharing is not None
-        self._plan = await self.worker.run(sharing.as_card_entry)
+        self._plan, group_models = await self.worker.run(self.engine.announced_plan)
         self._inbound_limits = self.engine.inbound_limits
-        self._events += self.roster.set_models(self.engine.schema_entries, sharing.group_models)
+        self._events += self.roster.set_models(self.engine.schema_entries, group_models)
         self._card_due = True
         self._status_due.set()
 

@@ -40,6 +40,7 @@ from ..models.sharing import (
     SharingReport,
     Statistics,
     check_learner,
+    frozen_parts,
 )
 from .exits import PeerError
 from .presence import Online
@@ -125,10 +126,8 @@ class LiveSharing:
         """Note the plan on another peer's card; raise ModelError if it is not a plan for this network."""
         try:
             by, record = str(entry["by"]), entry["plan"]
-            key = _precedence(int(record["version"]), by)
-            if self._newest is not None and key <= _precedence(
-                self._newest[0].version, self._newest[1]
-            ):
+            known = self._newest
+            if known is not None and not _holds(record["version"], by, known[0].version, known[1]):
                 return
             plan = Plan.from_record(self._anatomy, record)
             Memory(**plan.memory)
@@ -142,9 +141,7 @@ class LiveSharing:
             return False
         plan, by = self._newest
         present = self.plan
-        if present is not None and _precedence(plan.version, by) <= _precedence(
-            present.version, self._made_by
-        ):
+        if present is not None and not _holds(plan.version, by, present.version, self._made_by):
             return False
         before = set(self._store.names())
         if self._member is None:
@@ -214,7 +211,8 @@ class LiveSharing:
             self._newest = longer, self._name
             return
         if self._planner is None:
-            self._planner = Planner(self._options, Memory(**plan.memory))
+            frozen = frozen_parts(self._learner, self._anatomy)
+            self._planner = Planner(self._options, Memory(**plan.memory), frozen=frozen)
         planner = self._planner
         made = planner.next(replace(plan, until=round_number), statistics)
         if made.chosen is not None:
@@ -303,6 +301,8 @@ def _in_order(name: str) -> tuple[int, str]:
     return len(name), name
 
 
-def _precedence(version: int, by: str) -> tuple[int, list[int]]:
-    """Order plans: a higher version comes later, and of one version that of the lower name."""
-    return version, [-len(by), *(-ord(letter) for letter in by)]
+def _holds(version: int, by: str, other_version: int, other_by: str) -> bool:
+    """Return whether a plan replaces another: a newer version does, or the same one of a lower name."""
+    if version != other_version:
+        return version > other_version
+    return _in_order(by) < _in_order(other_by)
