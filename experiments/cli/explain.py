@@ -1,4 +1,4 @@
-"""The command `gossamer explain`: the reference of a key or table in the terminal."""
+"""The commands `gossamer explain`, the reference in the terminal, and `gossamer examples`."""
 
 from __future__ import annotations
 
@@ -68,3 +68,22 @@ def _wrapped(text: str, first: str, rest: str) -> str:
         " ".join(text.split()), width, initial_indent=first, subsequent_indent=rest,
         break_on_hyphens=False, break_long_words=False,
     )  # fmt: skip
+
+
+@command("examples")
+def examples_command(name: str | None = None) -> None:
+    """List the example configs, or print one of them.
+
+    Commands take example:NAME for the path of an example: gossamer simulate example:karate.
+
+    Args:
+        name: The example to print; if left out, all names are listed.
+    """
+    from ..config.examples import describe, example_path, examples
+
+    if name is not None:
+        console.say(example_path(name).read_text("utf-8").rstrip("\n"))
+        return
+    described = {name: describe(path) for name, path in examples().items()}
+    rows = [(f"gossamer {run} example:{name}", text) for name, (run, text) in described.items()]
+    console.table("examples", ["command", "what it shows"], rows)

@@ -1,22 +1,26 @@
-"""`gossamer explain` covers every key of every file, and finds keys by any of their names."""
+"""`gossamer explain` covers every key of every file; `gossamer examples` lists configs that run anywhere."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from cli_kit import runs
 from pydantic import BaseModel
 
+from gossamer.experiments.config.examples import examples
 from gossamer.experiments.config.reference import explain, reference
 from gossamer.experiments.config.tables import Config
 from gossamer.experiments.federated import METHODS
 from gossamer.experiments.federated.comparison import Comparison
 from gossamer.experiments.live.layout import JoinConfig
 
+ROOT = Path(__file__).parents[2]
 run = runs("explain")
 
 
@@ -88,3 +92,35 @@ def test_an_unknown_key_gets_the_nearest(run):
     assert result.code == 2
     assert "did you mean 'gossip.mode'?" in result.err
     assert "gossamer explain lists all" in run("qqqqqqqqqqq").err
+
+
+# --- examples -----------------------------------------------------------------------------------------
+
+gossamer = runs()
+
+
+def test_every_example_is_listed_with_what_it_shows(gossamer):
+    text = " ".join(gossamer("examples").out.split())
+    assert "gossamer simulate example:karate Zachary's karate club" in text
+    assert "gossamer compare example:compare Ten clients" in text
+    assert "gossamer sweep example:sweep" in text
+    for name in examples():
+        assert f"example:{name}" in text
+
+
+def test_an_example_runs_from_any_folder(gossamer):
+    result = gossamer("simulate", "example:karate", "--show-settings")
+    assert result.code == 0
+    assert "networkx:karate_club_graph" in result.out
+    assert 'name = "karate"' in gossamer("examples", "karate").out
+
+
+def test_an_unknown_example_gets_the_nearest(gossamer):
+    assert "did you mean 'karate'?" in gossamer("simulate", "example:karat").err
+
+
+def test_the_wheel_has_the_examples():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        data = tomllib.load(file)["tool"]["setuptools"]["package-data"]
+    assert "configs/*.toml" in data["gossamer.experiments"]
+    assert {path.parent for path in examples().values()} == {ROOT / "experiments" / "configs"}
