@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 # Modules are compiled once, not in each of the hundred processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-live test-lives lint bench clean
+.PHONY: demo test test-live test-lives lint docs bench clean
 
 demo: $(READY)
 	@echo "== sixteen live peers, sixteen tasks: alone, everything averaged, partial models"
@@ -33,6 +33,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+docs: $(READY)
+	@echo "== documentation: docs/_build/html/index.html (warnings and broken links are errors)"
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
 bench: $(READY)
 	@echo "== benchmarks: every figure is a ratio against a baseline run beside it"
 	$(BIN)/gossamer bench
@@ -41,7 +45,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "== setting up $(VENV) (versions pinned by constraints.txt)"
 	$(PYTHON) -c 'import sys; sys.exit("gossamer needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
 	@# Networks to find parts in, for tests only; without torchvision, which the tests do without.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt timm
 	@# Type checkers do not see that setuptools maps common/ to the package gossamer.
@@ -49,4 +53,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build docs/_build *.egg-info

@@ -1,4 +1,4 @@
-"""docs/architecture.md says what the code says."""
+"""The pages on the architecture and on a peer's life say what the code says."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from gossamer.peer.lifecycle import FINAL, TABLE, State
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
+LIFE = ROOT / "docs" / "explanation" / "life.md"
 
 
 def drawn() -> str:
@@ -31,7 +32,7 @@ def drawn() -> str:
 
 
 def test_the_life_on_the_page_is_the_table_in_the_code():
-    text = PAGE.read_text("utf-8")
+    text = LIFE.read_text("utf-8")
     assert f"<!-- life -->\n\n{drawn()}\n" in text, f"put this after <!-- life -->:\n\n{drawn()}"
 
 

@@ -20,7 +20,7 @@ from gossamer.experiments.study.sweep import outcomes
 
 torch.set_num_threads(1)
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/how-to/data.md").read_text("utf-8")
 WRONG = """
 import numpy as np
 from gossamer.experiments.data import Dataset, samples
@@ -37,8 +37,8 @@ number = 3
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    """A config's file, with the README's module beside it, and one with mistakes."""
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    """A config's file, with the how-to page's module beside it, and one with mistakes."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "my_data.py").write_text(next(one for one in blocks if "def orchard" in one))
     (tmp_path / "wrong_data.py").write_text(WRONG)
     return str(tmp_path / "swarm.toml")

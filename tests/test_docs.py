@@ -1,0 +1,202 @@
+"""Every snippet of README and docs works as it stands.
+
+A page is a folder: blocks that begin with a file's name, `# garden.py`, are written there, and Python blocks
+run in it one after the other. TOML blocks are loaded. Commands are parsed with their options; those of a
+block after `<!-- run: … -->` run.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from gossamer.experiments.cli.app import app
+from gossamer.experiments.config.examples import PREFIX, example_path
+from gossamer.experiments.config.tables import parse_config, parse_table
+from gossamer.experiments.federated.comparison import parse_comparison
+from gossamer.experiments.live.layout import JoinConfig
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+BLOCK = re.compile(r"(<!-- run: \w+ -->\n)?^```(\S*).*?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"# ([\w.-]+\.(?:py|toml))\b")
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    language: str
+    text: str
+    runs: bool
+
+    @property
+    def file(self) -> str | None:
+        """The name of the file that the block is the content of."""
+        match = FILE.match(self.text)
+        return match[1] if match else None
+
+
+def blocks(page: Path) -> list[Block]:
+    found = BLOCK.findall(page.read_text("utf-8"))
+    return [Block(page, language, text, bool(run)) for run, language, text in found]
+
+
+ALL = [block for page in PAGES if "_build" not in page.parts for block in blocks(page)]
+
+
+def name(value: Any) -> str:
+    return str(value.relative_to(ROOT)) if isinstance(value, Path) else ""
+
+
+def with_language(language: str) -> list[Path]:
+    return list(dict.fromkeys(block.page for block in ALL if block.language == language))
+
+
+def test_every_block_has_a_language_that_is_checked():
+    known = {"python", "toml", "sh", "text", "{toctree}", "{include}"}
+    assert {(name(b.page), b.language) for b in ALL if b.language not in known} == set()
+
+
+# --- Python ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a page, from which modules can be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def write_files(page: Path, folder: Path) -> None:
+    for block in blocks(page):
+        if block.file:
+            (folder / block.file).write_text(block.text, "utf-8")
+
+
+@pytest.mark.parametrize("page", with_language("python"), ids=name)
+def test_python_runs_as_it_stands(page: Path, folder: Path, capsys: pytest.CaptureFixture[str]):
+    write_files(page, folder)
+    before = set(sys.modules)
+    space: dict[str, Any] = {"__name__": "__main__"}
+    for number, block in enumerate(blocks(page)):
+        if block.language == "python" and not block.runs:
+            exec(compile(block.text, f"{name(page)}, block {number}", "exec"), space)
+    for module in set(sys.modules) - before:  # another page may have a module of the same name
+        if str(folder) in str(getattr(sys.modules[module], "__file__", "")):
+            del sys.modules[module]
+    printed = [float(each) for each in re.findall(r"\d*\.?\d+", capsys.readouterr().out)]
+    for sentence in re.findall(r"It prints (.*?)(?:\.\s|:)", page.read_text("utf-8"), re.DOTALL):
+        for figure in re.findall(r"(?<![\w.])\.?\d+", sentence):
+            assert any(abs(float(figure) - each) < 0.015 for each in printed), (figure, printed)
+
+
+def test_the_readme_claims_that_partial_models_are_best():
+    text = (ROOT / "README.md").read_text("utf-8")
+    (sentence,) = re.findall(r"It prints (.*?)outputs kept", text, re.DOTALL)
+    alone, everything, partial = map(float, re.findall(r"\.\d+", sentence))
+    assert everything < alone < partial
+    (block,) = [b for b in blocks(ROOT / "README.md") if b.language == "python"]
+    assert len(block.text.splitlines()) <= 20
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= 900
+
+
+# --- TOML -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "block",
+    [b for b in ALL if b.language == "toml"],
+    ids=lambda b: f"{name(b.page)}-{b.text[:20]!r}",
+)
+def test_toml_is_a_config_or_a_device_file(block: Block):
+    table = tomllib.loads(block.text)
+    if "methods" in table:
+        assert parse_comparison(table).methods
+    elif "entry" in table or "index" in table:
+        assert parse_table(JoinConfig, table, name(block.page))
+    else:
+        assert parse_config(table).model_fields_set
+
+
+# --- commands -------------------------------------------------------------------------------------------
+
+
+def lines(block: Block) -> list[list[str]]:
+    """The commands of a block, as lists of words."""
+    words = (shlex.split(line, comments=True) for line in block.text.splitlines())
+    return [each for each in words if each]
+
+
+COMMANDS = [(block, words) for block in ALL if block.language == "sh" for words in lines(block)]
+
+
+@pytest.mark.parametrize("words", [w for _, w in COMMANDS if w[0] == "gossamer"], ids=" ".join)
+def test_commands_parse_with_their_options(words: list[str]):
+    command: Any = typer.main.get_command(app)
+    arguments = words[1:]
+    while hasattr(command, "commands"):
+        command = command.commands[arguments.pop(0)]
+    for word in arguments:
+        if word.startswith(PREFIX):
+            example_path(word.removeprefix(PREFIX))
+    command.make_context("gossamer", arguments)  # raises a usage error
+
+
+def test_commands_in_sentences_exist():
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for page in PAGES:
+        for called in re.findall(r"`gossamer ([a-z]+)", page.read_text("utf-8")):
+            assert called in known, f"{name(page)}: gossamer {called}"
+
+
+def test_every_command_is_named_on_the_page_of_commands():
+    page = (ROOT / "docs/reference/commands.md").read_text("utf-8")
+    for each in typer.main.get_command(app).commands:  # type: ignore[attr-defined]
+        assert f"gossamer {each}`" in page, f"name `gossamer {each}` in docs/reference/commands.md"
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for _, words in COMMANDS:
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE)
+
+
+def test_the_tutorial_runs(folder: Path):
+    """Its commands and its last snippet share one folder, as they do for a reader."""
+    page = ROOT / "docs/tutorial.md"
+    write_files(page, folder)
+    marked = [block for block in blocks(page) if block.runs]
+    assert len(marked) == 3
+    for block in marked:
+        programs = (
+            [["-c", block.text]]
+            if block.language == "python"
+            else [["-m", *words] for words in lines(block)]
+        )
+        for program in programs:
+            done = subprocess.run(
+                [sys.executable, *program], cwd=folder, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+    assert "weight held / injected" not in done.stdout
+    assert done.stdout.split() == ["780", "parameters"]
+    assert (folder / "results/garden-live/latest/outcome.json").exists()
