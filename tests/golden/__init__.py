@@ -2,6 +2,7 @@
 
 - `runs/NAME.toml` and `runs/NAME.jsonl`: configs and the metrics that `gossamer simulate` gave for them.
 - `dialogue.json`: the bytes that two gossipers sent each other.
+- `docs/examples/vectors.json`, made by `vectors.py`: bytes of the protocol, and the fields in them.
 - `gossamer-checkpoint-N`: a checkpoint of that format, and as JSON what is in it.
 
 `python -m tests.golden.make`, from the repository's root, writes them anew. Do so only when a change was

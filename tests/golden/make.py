@@ -1,8 +1,8 @@
 """Write the golden files anew: `python -m tests.golden.make [run …]`, from the repository's root.
 
-Without names it writes all runs and the dialogue; with names, only those runs (`exact`, `ring`, …), or
-`dialogue`, or `checkpoint`. A checkpoint is only written when it is named, since peers' clocks and sessions
-are in it: do so once for each new format, and keep the files of former ones.
+Without names it writes all runs, the dialogue and the test vectors; with names, only those runs (`exact`,
+`ring`, …), or `dialogue`, `vectors` or `checkpoint`. A checkpoint is only written when it is named, since
+peers' clocks and sessions are in it: do so once for each new format, and keep the files of former ones.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import checkpoint, dialogue, simulated
+from . import checkpoint, dialogue, simulated, vectors
 
 
 def main(names: list[str]) -> None:
     """Write what was named."""
-    known = [*simulated.TOLERANCES, "dialogue", "checkpoint"]
+    known = [*simulated.TOLERANCES, "dialogue", "vectors", "checkpoint"]
     if unknown := sorted(set(names) - set(known)):
         sys.exit(f"error: no golden file {', '.join(unknown)}: choose from {', '.join(known)}")
     with tempfile.TemporaryDirectory() as folder:
@@ -25,6 +25,8 @@ def main(names: list[str]) -> None:
             match name:
                 case "dialogue":
                     dialogue.write()
+                case "vectors":
+                    vectors.write()
                 case "checkpoint":
                     checkpoint.write(Path(folder))
                 case _:
