@@ -309,7 +309,9 @@ class Training(SettingsTable):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Training:
-        if self.epochs is not None and "local_samples" in self.model_fields_set:
+        # A config that was written out and read again has every key, with its default.
+        changed = self.local_samples != type(self).model_fields["local_samples"].default
+        if self.epochs is not None and changed:
             raise validation_error("has epochs and local_samples: leave one of them out")
         if self.momentum is not None and self.optimizer != "momentum":
             raise validation_error(
