@@ -61,6 +61,7 @@ from .settings import Matching as Matching
 from .settings import MatchingSettings as MatchingSettings
 from .settings import NeighbourSettings as NeighbourSettings
 from .settings import ProtectionSettings as ProtectionSettings
+from .settings import SampleSettings as SampleSettings
 from .settings import ScheduleSettings as ScheduleSettings
 from .settings import Settings as Settings
 from .settings import SharingSettings as SharingSettings

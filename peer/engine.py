@@ -46,6 +46,7 @@ from ..models import (
     Metrics,
     ModelError,
     PeerCountAware,
+    SampleTaker,
     WeightAware,
     draws_twin,
 )
@@ -54,6 +55,7 @@ from .exits import PeerError
 from .machine import Machine, Saver, portable_time, trim_heap, uptime_of
 from .outgoing import Compression, Dispatch, Outgoing, Privacy
 from .presence import Event, Gone, Goodbye, Offline, Online, Phase, Statement
+from .sample_folder import watch_folder
 from .settings import Limits, Settings
 from .sharing import LiveSharing
 from .store import Agreement, MatchedStore
@@ -238,11 +240,20 @@ class Engine:
         """Decides with the other peers which cells are shared; None if the partial models are given."""
         if settings.sharing == "auto":
             self.sharing = LiveSharing(name, learner, self.store, settings)
+        if settings.samples_folder is not None or settings.window is not None:
+            watch_folder(learner, settings, name)
+        takes_samples = isinstance(learner, SampleTaker) and learner.data is not None
+        if takes_samples and (self._twin is not None or self.sharing is not None):
+            key = "gain" if self._twin is not None else "sharing"
+            raise PeerError(
+                f"peer {name}: {key}: it compares networks on samples that stay the same, and this peer takes "
+                f"new ones; leave out {key}, or samples_folder and the learner's data function"
+            )
         self.weight = ONE * (samples if settings.weights == "samples" else 1)
         self.history = PeerHistory()
         self.ending: Ending | None = None
         self.dropped: Counter[str] = Counter()
-        self._received = 0
+        self._received = self._sample_errors = 0
         self.last_contact = self._session_start = self.machine.uptime()
         """When this session was last connected to the broker, by the machine's uptime."""
         self._saver = Saver(name, settings, checkpoint, self._tree, self.machine, self.limits)
@@ -511,6 +522,7 @@ class Engine:
         mass must stay here for the next round, or it would be passed on for ever without being trained.
         """
         trim_heap()  # return what gossip has freed since the last round
+        self._take_samples()
         before = self._privacy.values_before_training(self.network)
         metrics = self.learner.train(self.settings.every)
         self._privacy.release(self.network, before)
@@ -526,6 +538,22 @@ class Engine:
             self.gossiper.tick(self.machine.monotonic())
         self.view = self._make_view()
         return metrics
+
+    def _take_samples(self) -> None:
+        """Let the learner take the samples that have arrived since the last round, if it can."""
+        learner = self.learner
+        if not isinstance(learner, SampleTaker) or learner.data is None:
+            return
+        try:
+            if (samples := learner.data()) is not None:
+                learner.add_samples(*samples)
+        except Exception as error:  # the function may be a user's own, and raise anything
+            self._sample_errors += 1
+            if is_milestone(self._sample_errors):
+                _log.warning(
+                    "peer %s: new samples are left out: %s: %s (%d times so far)",
+                    self.name, type(error).__name__, error, self._sample_errors,
+                )  # fmt: skip
 
     @property
     def has_twin(self) -> bool:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from math import inf
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -19,6 +20,7 @@ from ..gossip import (
     ReleasePlan,
     RetryPolicy,
     SettingsTable,
+    alternatives,
     table_of,
 )
 from ..gossip.security import GuardSettings
@@ -32,11 +34,20 @@ TrustMode = Literal["none", "swarm"]
 swarm's owner invited take part, and their messages are encrypted; see SECURITY.md."""
 
 
+FOREVER: Final = "forever"
+"""The value of `rounds` of a peer that learns until it is told to leave."""
+
+
 class ScheduleSettings(SettingsTable):
     """How long peers train, and with which weight they are averaged; the top-level keys of a config."""
 
-    rounds: Count = 30
-    """Number of rounds: in each, a peer trains and then averages (or pushes, in async mode)."""
+    rounds: Annotated[
+        Count | Literal["forever"], alternatives('should be a number of rounds, or "forever"')
+    ] = 30
+    """Number of rounds: in each, a peer trains and then averages (or pushes, in async mode). Live peers also
+    take "forever": they learn until they are told to leave, and continue from there when they are started
+    again. A peer with a number, in a swarm with others that learn for ever, stays and averages when its
+    rounds are over, until it is told to leave."""
     every: Count = 1
     """How many times `local_samples` samples are trained in a round."""
     test_every: Count = 1
@@ -51,6 +62,11 @@ class ScheduleSettings(SettingsTable):
     twin, chosen by the seed; a device without a config draws by a hash of the swarm's name and its own. Raise
     it for a narrower interval: it takes two peers, and from about four on it is narrow enough to be of use
     (of 16 peers on the digits, a width of 0.61 with two twins, 0.16 with four). 0 measures nothing."""
+
+    @property
+    def last_round(self) -> float:
+        """The number of the last round; infinity if there is none."""
+        return inf if self.rounds == FOREVER else self.rounds
 
 
 class SharingSettings(SettingsTable):
@@ -93,6 +109,20 @@ class LifecycleSettings(SettingsTable):
     the time."""
     tick: Positive = 0.05
     """Seconds from one check for due repetitions and recalls of transfers to the next, if nothing arrives."""
+
+
+class SampleSettings(SettingsTable):
+    """New samples for a peer that is running."""
+
+    samples_folder: str | None = None
+    """A folder in which new training samples arrive while the peer runs, a path relative to the device's
+    file: .npz files with the arrays x and y. It is looked through between two rounds, and at the start, the
+    newest files first until `window` is full; files are not removed. A file that cannot be used is logged and
+    left out until it changes. Write a file under another ending and rename it, so that it is never half
+    there. Accuracy is still measured on the test samples that the learner was made with."""
+    window: Count | None = None
+    """How many training samples the peer keeps: the newest. Set it when new samples arrive for ever; lower it
+    to forget faster when the data change."""
 
 
 class NeighbourSettings(SettingsTable):
@@ -205,6 +235,7 @@ class Settings(
     SharingSettings,
     GossipSettings,
     LifecycleSettings,
+    SampleSettings,
     NeighbourSettings,
     ProtectionSettings,
     CredentialSettings,

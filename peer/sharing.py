@@ -224,7 +224,7 @@ class LiveSharing:
 
     def _is_over(self, round_number: int) -> bool:
         """Whether no plan is made any more: a change shortly before the end of training is of no use."""
-        return self._never_decides or round_number + self._options.every > self._settings.rounds
+        return self._never_decides or round_number + self._options.every > self._settings.last_round
 
     def awaits_plan(self, round_number: int) -> bool:
         """Return whether, in lockstep, no round may be trained before the next plan is known."""

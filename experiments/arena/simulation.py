@@ -129,7 +129,7 @@ class Simulation:
 
     def rounds(self, arena: Arena | None = None) -> Iterator[Round]:
         """Run the config's rounds, in a new arena if none is given."""
-        yield from (arena or self.arena()).run(self.config.rounds)
+        yield from (arena or self.arena()).run(self.config.round_count)
 
 
 def _auto_sharing(config: Config, members: Sequence[Member], source: str) -> AutoSharing:
@@ -408,7 +408,7 @@ def _world(config: Config, graph: nx.Graph, source: str) -> tuple[World, float]:
         )
     try:
         training = parse(time.training, "training")
-        seconds = time.seconds or config.rounds * (training.mean * config.every)
+        seconds = time.seconds or config.round_count * (training.mean * config.every)
         conditions = Conditions(
             training=training,
             delay=parse(time.delay, "delay"),

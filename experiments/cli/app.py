@@ -138,7 +138,7 @@ def _in_lockstep(settings: Config, source: str, results: Results, networks: bool
 
     simulation = Simulation.of(settings, source)
     with console.progress("rounds") as bar:
-        task = bar.add_task(settings.name, total=settings.rounds, latest="")
+        task = bar.add_task(settings.name, total=settings.round_count, latest="")
 
         def show(round: Round) -> None:
             bar.advance(task)

@@ -416,6 +416,12 @@ class Time(SettingsTable):
     """Periods in which some peers exchange no messages with the others."""
 
 
+NOT_FOREVER = (
+    "key 'rounds': only live peers learn for ever (gossamer swarm, gossamer join); give the number of rounds "
+    "to run here"
+)
+
+
 class Experiment(ScheduleSettings):
     """The keys that configs of swarms and of comparisons share: peers, data, tasks, network, training."""
 
@@ -434,6 +440,13 @@ class Experiment(ScheduleSettings):
     """The network that every peer trains."""
     training: Training = Training()
     """How a peer learns between two averagings."""
+
+    @property
+    def round_count(self) -> int:
+        """The number of rounds; ConfigError if peers learn for ever, which only live peers can."""
+        if self.rounds == "forever":
+            raise ConfigError(NOT_FOREVER)
+        return self.rounds
 
 
 class Config(SharingSettings, Experiment):

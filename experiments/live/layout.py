@@ -30,6 +30,7 @@ from ...peer import (
     MatchingSettings,
     NeighbourSettings,
     PeerSpec,
+    SampleSettings,
     ScheduleSettings,
     Settings,
     SwarmSpec,
@@ -348,6 +349,7 @@ class JoinConfig(
     ScheduleSettings,
     GossipSettings,
     LifecycleSettings,
+    SampleSettings,
     NeighbourSettings,
     MatchingSettings,
     LinkSettings,
@@ -477,7 +479,7 @@ def _device_values(join: JoinConfig, folder: Path) -> dict[str, Any]:
     values = {key: getattr(join, key) for key in keys}
     for key in join.trust.model_fields_set:
         values["trust" if key == "kind" else key] = getattr(join.trust, key)
-    for key in ("identity", "invitation", "network"):
+    for key in ("identity", "invitation", "network", "samples_folder"):
         if values.get(key) is not None:
             values[key] = str(folder / values[key])
     return values

@@ -213,11 +213,16 @@ class Board:
             accuracy = f"{record['accuracy']:.3f}" if "accuracy" in record else ""
             table.add_row(
                 peer, record["session"][:6], record["phase"], _averaged_members(record),
-                f"{record['round']}/{config.rounds}", accuracy, "  ".join(disagreement),
+                _rounds(record["round"], config), accuracy, "  ".join(disagreement),
                 str(record["packets"]), f"{record['bytes'] / 1e6:.1f}",
                 f"{now - self._received_at[peer]:.1f}",
             )  # fmt: skip
         return table
+
+
+def _rounds(trained: int, config: Config) -> str:
+    """Return how many rounds a peer has trained, and of how many, if there is an end."""
+    return str(trained) if config.rounds == "forever" else f"{trained}/{config.rounds}"
 
 
 def _averaged_members(record: Record) -> str:
