@@ -29,22 +29,19 @@ class PrivacyError(GossamerError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ReleasePlan:
-    """How a peer releases its updates.
-
-    clip: the largest Euclidean norm of an update that is released unclipped. Start with the median norm of
-        your updates (`Releases.norms`); lower it for less noise at the same privacy, raise it if nearly all
-        updates are clipped (the counter "clipped").
-    noise: standard deviation of the noise on every coordinate, as a multiple of `clip`. Use about 1 or more
-    for
-        a meaningful epsilon; lower it when accuracy matters more.
-    delta: the probability with which the epsilon may not hold; well below 1 / number of samples.
-    limit: the largest epsilon; a release that would exceed it is refused. None never refuses.
-    """
+    """How a peer releases its updates."""
 
     clip: float
+    """The largest Euclidean norm of an update that is released unclipped. Start with the median norm of your
+    updates (`Releases.norms`); lower it for less noise at the same privacy, raise it if nearly all updates
+    are clipped (the counter "clipped")."""
     noise: float
+    """The standard deviation of the noise on every coordinate, as a multiple of `clip`. Use about 1 or more
+    for a meaningful epsilon; lower it when accuracy matters more."""
     delta: float = 1e-5
+    """The probability with which the epsilon may not hold; well below 1 / number of samples."""
     limit: float | None = None
+    """The largest epsilon; a release that would exceed it is refused. None never refuses."""
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.clip) and self.clip > 0):

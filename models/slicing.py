@@ -565,23 +565,19 @@ class Start:
     Biases start at 0. Other parameters with one value per cell (norm gains, PReLU slopes, statistics) keep
     the module's own constant. Class tokens and position embeddings that are constant stay constant;
     otherwise they and token embeddings are drawn such that a row has a length of about `gain`.
-
-    distribution, gain
-        `normal` draws N(0, (gain/√fan_in)²), `uniform` draws from ±gain/√fan_in.
-    by_fan_in
-        False leaves out the division by √fan_in: `Start("uniform", 1.0, by_fan_in=False)` is [−1, 1].
-    shift
-        Added to every weight: the distribution's mean.
-    equal
-        True (the default) gives every peer the same starting values in shared slices. False draws them
-        independently, but then the first averagings shrink the weights, which costs many rounds.
     """
 
     distribution: Literal["normal", "uniform"] = "normal"
+    """normal: N(0, (gain/√fan_in)²). uniform: ±gain/√fan_in."""
     gain: float = 1.0
+    """The scale of the distribution."""
     by_fan_in: bool = True
+    """False leaves out the division by √fan_in: `Start("uniform", 1.0, by_fan_in=False)` is [−1, 1]."""
     shift: float = 0.0
+    """Added to every weight: the distribution's mean."""
     equal: bool = True
+    """True gives every peer the same starting values in shared slices. False draws them independently, but
+    then the first averagings shrink the weights, which costs many rounds."""
 
 
 def starting_values(

@@ -179,24 +179,23 @@ class CredentialSettings(SettingsTable):
 
 @dataclass(frozen=True)
 class Matching:
-    """How cells with the same function on two peers get the same index in one partial model.
-
-    kind: align: a newcomer with a trained network permutes its cells to match those of its neighbours
-        before its weight counts. fuse: the same, but peers may have different widths: all of them
-        average vectors of a common width, and each peer trains the cells that its own network has.
-    width: fuse: the layout of the common starting values, at least as wide as the widest peer; the same on
-        all peers.
-    bound: fuse: the layout up to which the partial model may grow, by cells of newcomers that match no
-        cell in use; `width` if left out, and the same on all peers.
-    seed, start: fuse: the common starting values, the same on all peers. They replace the values of
-        untrained networks.
-    """
+    """How cells with the same function on two peers get the same index in one partial model."""
 
     kind: Literal["align", "fuse"]
+    """align: a newcomer with a trained network permutes its cells to match those of its neighbours before its
+    weight counts. fuse: the same, but peers may have different widths: all of them average vectors of a
+    common width, and each peer trains the cells that its own network has."""
     width: str | None = None
+    """fuse: the layout of the common starting values, at least as wide as the widest peer; the same on all
+    peers."""
     bound: str | None = None
+    """fuse: the layout up to which the partial model may grow, by cells of newcomers that match no cell in
+    use; `width` if left out, and the same on all peers."""
     seed: int = 0
+    """fuse: the seed of the common starting values, which replace those of untrained networks; the same on
+    all peers."""
     start: Start = field(default_factory=Start)
+    """fuse: how the common starting values are drawn; the same on all peers."""
 
 
 class MatchingSettings(SettingsTable):

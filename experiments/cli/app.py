@@ -106,7 +106,7 @@ def simulate_command(
     Ctrl-C stops the run; results so far are kept.
 
     Args:
-        config: A TOML file; examples are in experiments/configs.
+        config: A TOML file, or example:NAME; see gossamer examples.
         networks: Save every peer's network as safetensors.
     """
     from ..config.tables import load_config
@@ -196,7 +196,7 @@ def compare_command(
     folder is used, and results of runs that did not change are copied; --force runs all of them again.
 
     Args:
-        config: A TOML file, such as experiments/configs/compare.toml.
+        config: A TOML file, or example:compare.
         only: Run only this method of the config; repeat for more.
     """
     load_torch()
@@ -271,7 +271,7 @@ def sweep_command(config: Path, *, jobs: AtLeastOneIfGiven = None, output: Outpu
     folder is used, and results of runs that did not change are copied; --force runs all of them again.
 
     Args:
-        config: A TOML file with a sweep table.
+        config: A TOML file with a sweep table, or example:sweep.
     """
     from ..config.tables import load_config
 
@@ -444,7 +444,7 @@ def bench_command(only: list[str] | None = None) -> None:
 
 
 # These modules add their commands to `app` when they are imported; help lists them in this order.
-from . import assignment, fuse, live, slices, trust  # noqa: E402, F401
+from . import assignment, explain, fuse, live, slices, trust  # noqa: E402, F401
 
 app.add_typer(topology_app, name="topology")
 
@@ -456,7 +456,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(arguments, prog_name="gossamer")
+        app([_example_path(each) for each in arguments], prog_name="gossamer")
     except Stopped as stop:
         console.warn(str(stop))
         sys.exit(INTERRUPTED)
@@ -474,6 +474,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not _comes_from_interrupt(error):
             raise
         sys.exit(INTERRUPTED)
+
+
+def _example_path(argument: str) -> str:
+    """Return the path of an example config for `example:NAME`; any other argument as it is."""
+    from ..config.examples import PREFIX, example_path
+
+    if not argument.startswith(PREFIX):
+        return argument
+    return str(example_path(argument.removeprefix(PREFIX)))
 
 
 def _message_for_user(error: GossamerError | OSError) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from ..config.reference import keys_in_order
 from . import console
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _peer_rows(
     from ...gossip import Address
 
     values = {key: getattr(spec, key) for key in SPEC_FIELDS}
-    values |= {key: getattr(spec.settings, key) for key in _in_order(type(spec.settings))}
+    values |= {key: getattr(spec.settings, key) for key in keys_in_order(type(spec.settings))}
     values |= {key: getattr(broker, key) for key in ("url", *type(broker).model_fields)}
     values["url"] = Address.parse(broker.url)  # its text does not contain the password
     if broker.password is not None:
@@ -100,26 +101,12 @@ def _peer_rows(
     return [(key, text, origins.get(key, "default")) for key, text in texts.items()]
 
 
-def _in_order(table: type[BaseModel]) -> Iterator[str]:
-    """Yield the keys of a table, its own before those of its base classes.
-
-    pydantic's model_fields begins with those of the last base class.
-    """
-    seen: set[str] = set()
-    for base in table.__mro__:
-        if issubclass(base, BaseModel):
-            for key in base.__annotations__:
-                if key in table.model_fields and key not in seen:
-                    seen.add(key)
-                    yield key
-
-
 def _config_rows(table: BaseModel, prefix: str = "", in_config: bool = True) -> Iterator[Row]:
     """Yield the rows of a table's keys, and of the tables in it.
 
     prefix: the path of the table in the config. in_config: whether the config's file contains the table.
     """
-    for key in _in_order(type(table)):
+    for key in keys_in_order(type(table)):
         value, is_set = getattr(table, key), in_config and key in table.model_fields_set
         if isinstance(value, BaseModel):
             yield from _config_rows(value, f"{prefix}{key}.", is_set)

@@ -1,0 +1,126 @@
+"""`gossamer explain` covers every key of every file; `gossamer examples` lists configs that run anywhere."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from cli_kit import runs
+from pydantic import BaseModel
+
+from gossamer.experiments.config.examples import examples
+from gossamer.experiments.config.reference import explain, reference
+from gossamer.experiments.config.tables import Config
+from gossamer.experiments.federated import METHODS
+from gossamer.experiments.federated.comparison import Comparison
+from gossamer.experiments.live.layout import JoinConfig
+
+ROOT = Path(__file__).parents[2]
+run = runs("explain")
+
+
+def declared(table: Any) -> Iterator[tuple[str, str]]:
+    """Yield class and name of every key below a table, found by its type hints alone."""
+    if isinstance(table, type) and issubclass(table, BaseModel):
+        for name, field in table.model_fields.items():
+            yield table.__name__, name
+            yield from declared(field.annotation)
+    elif isinstance(table, type) and is_dataclass(table):
+        hints = {field.name for field in fields(table)}
+        yield from ((table.__name__, name) for name in hints)
+    else:
+        for argument in get_args(table):
+            yield from declared(argument)
+
+
+def test_every_key_of_every_file_has_a_text():
+    roots = [Config, Comparison, JoinConfig, *METHODS.values()]
+    names = {name for root in roots for _, name in declared(root)}
+    explained = {key.name for table in reference() for key in table.keys}
+    assert names <= explained
+    assert len(names) > 100
+    for table in reference():
+        assert table.text
+        for key in table.keys:
+            assert len(key.text) > 10, table.full_name(key)
+            assert key.values, table.full_name(key)
+            tables, entries = explain(table.full_name(key))
+            found = any(table in entry.tables for entry in entries)
+            assert found or tables, table.full_name(key)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "gossip.mode",
+            ["gossip.mode: [gossip] of the config of a swarm", '"async"', "never wait"],
+        ),
+        ("mode", ["mode: top level of the file of a device", 'default: "async"']),
+        ("models.0.share", ["at least 0 and at most 1", "fraction of the cells"]),
+        ("[[models]]", ["[[models]] of the config of a swarm", "depends", "required"]),
+        ("trust.guards.outlier", ["median distance"]),
+        ("matching.NAME.width", ["common starting values"]),
+        ("methods.fedprox", ["mu", "raise it when clients' data differ"]),
+        ("trust", ["identity", "of the file of a device", "of the config of a swarm"]),
+    ],
+)
+def test_it_explains(run, name, words):
+    result = run(name)
+    assert result.code == 0
+    text = " ".join(result.out.split())
+    assert [word for word in words if word not in text] == []
+
+
+def test_a_key_of_several_files_is_explained_once(run):
+    assert run("lease").out.count("is given up") == 1
+
+
+def test_without_a_key_all_are_listed_by_table(run):
+    out = run().out
+    assert re.search(r"^  \[\[models\]\]: name, layout, share", out, re.MULTILINE)
+    assert "[methods.fedprox]: mu" in out
+
+
+def test_an_unknown_key_gets_the_nearest(run):
+    result = run("gossip.mod")
+    assert result.code == 2
+    assert "did you mean 'gossip.mode'?" in result.err
+    assert "gossamer explain lists all" in run("qqqqqqqqqqq").err
+
+
+# --- examples -----------------------------------------------------------------------------------------
+
+gossamer = runs()
+
+
+def test_every_example_is_listed_with_what_it_shows(gossamer):
+    text = " ".join(gossamer("examples").out.split())
+    assert "gossamer simulate example:karate Zachary's karate club" in text
+    assert "gossamer compare example:compare Ten clients" in text
+    assert "gossamer sweep example:sweep" in text
+    for name in examples():
+        assert f"example:{name}" in text
+
+
+def test_an_example_runs_from_any_folder(gossamer):
+    result = gossamer("simulate", "example:karate", "--show-settings")
+    assert result.code == 0
+    assert "networkx:karate_club_graph" in result.out
+    assert 'name = "karate"' in gossamer("examples", "karate").out
+
+
+def test_an_unknown_example_gets_the_nearest(gossamer):
+    assert "did you mean 'karate'?" in gossamer("simulate", "example:karat").err
+
+
+def test_the_wheel_has_the_examples():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        data = tomllib.load(file)["tool"]["setuptools"]["package-data"]
+    assert "configs/*.toml" in data["gossamer.experiments"]
+    assert {path.parent for path in examples().values()} == {ROOT / "experiments" / "configs"}
