@@ -87,12 +87,15 @@ MIN_UNFINISHED = 64
 class InboundLimits:
     """How many bytes of received messages a peer holds, computed from the sizes of its own partial models.
 
-    sizes: number of values of each partial model. dtype: of values in the peer's own messages.
+    sizes: number of values of each partial model. dtype: of values in the peer's own messages. former_size:
+        of the largest partial model that has ended: transfers of it that are still under way are answered.
 
     Raises PeerError, which names the partial model, if its values do not fit into one message.
     """
 
-    def __init__(self, name: str, sizes: Mapping[str, int], dtype: WireDtype) -> None:
+    def __init__(
+        self, name: str, sizes: Mapping[str, int], dtype: WireDtype, former_size: int = 0
+    ) -> None:
         value_bytes = VALUE_BYTES[dtype]
         for model, size in sizes.items():
             if (total := size * value_bytes + MESSAGE_OVERHEAD) > MAX_MESSAGE_BYTES:
@@ -104,7 +107,7 @@ class InboundLimits:
         self._bytes_per_peer = sum(size * value_bytes + MESSAGE_OVERHEAD for size in sizes.values())
         """Bytes that one neighbour sends with one message about each partial model."""
         self._model_count = len(sizes)
-        largest = max(sizes.values(), default=0) * MAX_VALUE_BYTES + MESSAGE_OVERHEAD
+        largest = max([former_size, *sizes.values()]) * MAX_VALUE_BYTES + MESSAGE_OVERHEAD
         self.max_message_bytes = min(MAX_MESSAGE_BYTES, largest)
         """Bytes of the largest message that this peer can use; longer ones are dropped."""
 
@@ -274,6 +277,8 @@ class Engine:
         self.security: SecurityLayer = NullSecurity(name)
         self._schemas_ever: dict[str, str] = {}
         """Schema hashes of all partial models that this session has had."""
+        self._largest_size = 0
+        """Number of values of the largest partial model that this process has had."""
         self._describe_models()
         self.bootstrap = Bootstrap(name, settings, self.store, learner, self.weight)
         self._rng = np.random.default_rng(seed)
@@ -302,7 +307,8 @@ class Engine:
         # Transfers of former models are still acknowledged, repeated and taken back.
         self._schemas_ever = {**self._schemas_ever, **self.schemas}
         sizes = {model: store.read(model).size for model in self.schemas}
-        self.inbound_limits = InboundLimits(name, sizes, settings.dtype)
+        self._largest_size = max([self._largest_size, *sizes.values()])
+        self.inbound_limits = InboundLimits(name, sizes, settings.dtype, self._largest_size)
         """How many bytes of received packets may wait, and of which size."""
         self._reassembler = self.inbound_limits.make_reassembler()
         self._privacy = Privacy(name, settings, self.schemas)
@@ -312,6 +318,8 @@ class Engine:
             self.limits.max_pieces,
         )  # fmt: skip
         self.set_security(self.security)
+        if self._guards is not None:
+            self._guards.forget_models(self.schemas)
         # Peers need not agree on what they measure.
         self.agreement = Agreement(self.schemas.keys() - store.extra.keys(), store)
 
@@ -357,6 +365,7 @@ class Engine:
         if security is not self.security:
             self.dropped.update(self.security.counters)
         self.security = security
+        security.set_models(self.schemas, self._schemas_ever)
         self._dispatch.set_security(security)
         self._intake = Intake(
             security, self._schemas_ever,
@@ -381,11 +390,14 @@ class Engine:
         self.history.generation, self.history.claimed = generation, True
         self.undelivered_ending = None
         start_digests = self.bootstrap.open(self.gossiper, session_began)
-        # With guards a newcomer first collects values: it cannot judge them by its own untrained ones.
+        self._collect_initial_values()
+        return start_digests
+
+    def _collect_initial_values(self) -> None:
+        """With guards, let a newcomer collect values first: it cannot judge them by its untrained ones."""
         collects = self._guards and self.settings.mode == "async" and not self.store.is_staging
         sizes = {m: self.store.read(m).size for m in (self.bootstrap.waiting if collects else ())}
         self._initial_estimate = InitialEstimate(sizes, wait=ESTIMATE_WAIT)
-        return start_digests
 
     def begin(self, now: float, *, as_founder: bool, all_online: bool) -> None:
         """Let the peer's own weight count, as soon as its bootstrap allows it; see Bootstrap.begin."""
@@ -479,7 +491,11 @@ class Engine:
             self.gossiper = Gossiper.restore(snapshot, self.store, **options)
         self.gossiper.observe = lambda give, own: self.agreement.add(give.model, own, give.value)
         if self._guards is not None:
-            guard(self.gossiper, self._guards, self.machine.monotonic)
+            # What peers measure differs from peer to peer.
+            guard(
+                self.gossiper, self._guards, self.machine.monotonic,
+                comparable=lambda model: model not in self.store.extra,
+            )  # fmt: skip
 
     # --- training and turns ---------------------------------------------------------------------
 
@@ -497,6 +513,7 @@ class Engine:
             if not self.gossiper.injected(model) and (has_started or model in self.store.extra):
                 self.gossiper.inject(model, self.weight)
         self.bootstrap.update_models(self.gossiper)
+        self._collect_initial_values()
         models = self.gossiper.models
         counted = self.history.counted
         self.history.counted = {m: since for m, since in counted.items() if m in models}

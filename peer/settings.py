@@ -29,6 +29,10 @@ from ..models import Start
 MAX_PIECES = 8192
 """Most packets of one message. Receivers can hold that many, and guards do not treat them as a flood."""
 
+AUTO_GUARDS = GuardSettings(distance=1.0, outlier=None)
+"""The default bounds of peers that decide by themselves what they share. With `distance = 0.5` a swarm of two
+tasks refused honest transfers until it had parted, and with `outlier = 3` afterwards too."""
+
 TrustMode = Literal["none", "swarm"]
 """none: every client of the broker is trusted, and can read everything. swarm: only peers that the
 swarm's owner invited take part, and their messages are encrypted; see SECURITY.md."""
@@ -157,7 +161,9 @@ class ProtectionSettings(SettingsTable):
     guards: Annotated[GuardSettings | Literal["off"] | None, table_of(GuardSettings)] = None
     """Bounds on the values that other peers may send, as in `{distance = 2.0}`: see gossip/security/guards.py
     for all keys. If left out: the default bounds with trust (but not with `private`, whose masks look like
-    attacks), and none without trust; "off" for none."""
+    attacks), and none without trust; "off" for none. With `sharing = "auto"` the default is wider, a
+    `distance` of 1 and no `outlier`: peers with different tasks would quarantine each other before they
+    part."""
     private: Mapping[str, float] = {}
     """Lockstep modes with trust: partial models whose values are masked while they are averaged, and the
     masks' scale, a power of two well above the values: `{global = 64.0}`. Raise `exchanges` with it."""
@@ -259,9 +265,11 @@ class Settings(
     @property
     def bounds(self) -> GuardSettings | None:
         """The guards' bounds, or None without guards."""
-        if self.guards is None:
-            return GuardSettings() if self.trust == "swarm" and not self.private else None
-        return None if self.guards == "off" else self.guards
+        if self.guards is not None:
+            return None if self.guards == "off" else self.guards
+        if self.trust != "swarm" or self.private:
+            return None
+        return AUTO_GUARDS if self.sharing == "auto" else GuardSettings()
 
     def contradiction(self) -> str | None:
         """Return which of these settings exclude each other, and what to do about it; None if none do."""
@@ -296,9 +304,8 @@ class Settings(
                 auto and compress,
             'sharing = "auto": cells are matched by their partial model, which changes; leave matching out':
                 auto and bool(self.matching),
-            'sharing = "auto": invitations name the partial models, and these names are made later; leave '
-            'trust out':
-                auto and self.trust == "swarm",
+            'sharing = "auto": what peers measure would be sent without masks; leave private out':
+                auto and private,
             'sharing = "auto": what peers measure would be sent without noise; leave dp out':
                 auto and self.dp is not None,
             "compress: masked values look like random noise, which cannot be compressed; leave compress out, "

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..gossip import Array, Gossiper
+from ..gossip import Array, Gossiper, topics
 from ..models import Learner, Metrics, ModelError, norm_layers
 from ..models.sharing import (
     GLOBAL,
@@ -48,6 +48,12 @@ from .settings import Settings
 from .store import MatchedStore
 
 _log = logging.getLogger(__name__)
+
+AUTO_MODELS = ("global*", "group*", "statistics-*")
+"""Patterns of the names of all partial models that peers begin by themselves, for their invitations."""
+MAX_VERSIONS = 10**6
+"""How many versions a plan may be ahead of the newest one that is known. Far more than a peer can miss, and
+far less than it would take to use up the numbers of versions, so that nobody can make the last plan."""
 
 ASYNC_OPTIONS = AutoOptions(latest=12, every=6, settle=6)
 """In async mode a round's pushes reach only a few peers, so what is measured needs more rounds to travel."""
@@ -125,13 +131,19 @@ class LiveSharing:
     def offer(self, entry: dict[str, Any]) -> None:
         """Note the plan on another peer's card; raise ModelError if it is not a plan for this network."""
         try:
-            by, record = str(entry["by"]), entry["plan"]
-            known = self._newest
-            if known is not None and not _holds(record["version"], by, known[0].version, known[1]):
-                return
+            by, record = topics.check_name("peer", entry["by"]), entry["plan"]
+            version, known = record["version"], self._newest
+            if known is not None:
+                if not _holds(version, by, known[0].version, known[1]):
+                    return
+                if version > known[0].version + MAX_VERSIONS:
+                    raise ModelError(f"version {version} of a plan, after {known[0].version}")
             plan = Plan.from_record(self._anatomy, record)
-            Memory(**plan.memory)
+            if plan.assignment.suffix != plan.assignment.named().suffix:
+                raise ModelError("a plan names partial models like those of another assignment")
             self._newest = plan, by
+        except ModelError:
+            raise
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"the plan on a card cannot be read ({error!r})") from None
 
@@ -145,9 +157,10 @@ class LiveSharing:
             return False
         before = set(self._store.names())
         if self._member is None:
-            self._member = SharingMember(self._learner, plan, self._options)
+            self._member = SharingMember(self._learner, plan, self._options, name=self._name)
         else:
             self._member.follow(plan)
+        self._store.own_model = plan.assignment.model(OWN, self._name)
         if by != self._name:
             self._planner = None
         self._made_by = by

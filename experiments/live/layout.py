@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from ...gossip import Count, GossipSettings, LinkSettings
 from ...gossip.security import Identity, TrustError, invite, public_text, save_invitation
 from ...models import choose_twins
 from ...peer import (
+    AUTO_MODELS,
     BrokerAddress,
     CredentialSettings,
     LifecycleSettings,
@@ -204,7 +205,10 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
         print_graph_notes(layout.graph)
     names, credentials = layout.labels, [{}] * config.peers
     if config.trust.kind == "swarm":
-        names, credentials = make_credentials(folder / "trust", swarm_name(config), layout.members)
+        models = AUTO_MODELS if config.sharing == "auto" else None
+        names, credentials = make_credentials(
+            folder / "trust", swarm_name(config), layout.members, models
+        )
     peers = [
         layout.peer(index, names, **peer_credentials)
         for index, peer_credentials in enumerate(credentials)
@@ -298,11 +302,12 @@ def _exchanges(config: Config, topology: SwarmGraph | None) -> int:
 
 
 def make_credentials(
-    folder: Path, swarm: str, members: Iterable[Member]
+    folder: Path, swarm: str, members: Iterable[Member], patterns: Collection[str] | None = None
 ) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     """Make a key for the swarm's owner and for every peer, and an invitation for every peer.
 
-    An invitation is valid only for the models that the peer implements. Returns the peers' names, of the form
+    An invitation is valid only for models that match the patterns, or, without any, for those that the peer
+    implements. Returns the peers' names, of the form
     label@id, and each peer's credentials (see CredentialSettings). Keys of a former run in the same folder
     are replaced. The owner's private key is saved in the same folder: `gossamer revoke` needs it to exclude a
     peer while the swarm runs.
@@ -315,7 +320,9 @@ def make_credentials(
             identity, key = _new_key(folder, member.name)
             # 'a&b' names the parameters that the models a and b own jointly.
             models = {model for name in member.network.averaged_models for model in name.split("&")}
-            invitation = invite(owner, swarm, identity.label, identity.public, models=models)
+            invitation = invite(
+                owner, swarm, identity.label, identity.public, models=patterns or models
+            )
             file = folder / f"{member.name}.invitation"
             save_invitation(file, invitation)
             names.append(identity.name)

@@ -258,7 +258,7 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
         accuracy[member.name] = report["accuracy"]
         if (decided := report.get("sharing")) is not None:
             sharing.append(decided)
-            _share_as_decided(member, decided["assignment"])
+            _share_as_decided(member, report["peer"], decided["assignment"])
         if report.get("gain"):
             gains.append(Gain.from_dict(report["gain"]))
         for counts in report["compression"].values():
@@ -292,11 +292,11 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
     return outcome
 
 
-def _share_as_decided(member: Member, record: Record) -> None:
-    """Give a network the partial models that its peer had at the end."""
+def _share_as_decided(member: Member, peer: str, record: Record) -> None:
+    """Give a network the partial models that its peer had at the end; peer: its name in the swarm."""
     network = member.network
     anatomy = network.slicing.anatomy.with_norm_parts(norm_layers(network.module))
-    slices, graph = Assignment.from_record(anatomy, record).slices(network.peer)
+    slices, graph = Assignment.from_record(anatomy, record).slices(peer)
     network.reslice(slices, graph, anatomy=anatomy)
 
 

@@ -25,6 +25,9 @@ OWN = 1
 MAX_GROUPINGS = 30
 """The most groupings in one assignment: coordinates keep their schemes as bits of one integer."""
 
+MAX_PEER = 16
+"""The longest name of a peer that is in the name of its own model as it is."""
+
 Labels = tuple[int, ...]
 """The group of every peer, in the order of the swarm's peers."""
 
@@ -172,7 +175,7 @@ class Assignment:
         if scheme == GLOBAL:
             return f"global{ending}"
         if scheme == OWN or peer not in self.peers:
-            return f"local-{peer}{ending}"
+            return f"local-{_short(peer)}{ending}"
         return f"group{scheme}-{self.schemes[scheme][self.peers.index(peer)]}{ending}"
 
     @cached_property
@@ -265,18 +268,32 @@ class Assignment:
         try:
             schemes = tuple(renumbered(labels) for labels in record["schemes"])
             peers = tuple(record["peers"])
+            count = len(peers)
             scheme_of = np.full(anatomy.first_cells[-1], -1)
             for part, by_scheme in record["cells"].items():
                 first, end = anatomy.first_cells[(index := anatomy.find(part)) : index + 2]
                 for scheme, cells in by_scheme.items():
                     scheme_of[first:end][cells] = int(scheme)
-            sizes = {len(labels) for labels in schemes}
-            valid = len(schemes) <= MAX_GROUPINGS and scheme_of.max() < len(schemes)
-            if scheme_of.min() < 0 or sizes != {len(peers)} or not valid:
+            valid = (
+                len(set(peers)) == count > 0
+                and {len(labels) for labels in schemes} == {count}
+                and schemes[: OWN + 1] == ((0,) * count, tuple(range(count)))
+                and len(schemes) <= MAX_GROUPINGS
+                and 0 <= scheme_of.min() <= scheme_of.max() < len(schemes)
+            )
+            if not valid:
                 raise ValueError
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError):
             raise ModelError("an assignment does not describe the cells of this network") from None
         return cls(anatomy, peers, schemes, scheme_of, str(record.get("suffix", "")))
+
+
+def _short(peer: str) -> str:
+    """Return a peer's name if it fits into the name of a partial model; else its beginning and a digest."""
+    if len(peer) <= MAX_PEER:
+        return peer
+    digest = hashlib.blake2b(peer.encode(), digest_size=4).hexdigest()
+    return f"{peer[: MAX_PEER - 1 - len(digest)]}-{digest}"
 
 
 def _same_coordinates(networks: Sequence[SlicedNetwork]) -> bool:

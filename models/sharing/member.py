@@ -35,11 +35,20 @@ class SharingMember:
         if round >= member.plan.until:
             member.follow(planner.next(member.plan, Statistics(member.plan.layout, mean)))
 
-    seed: seeds which samples are held out.
+    seed: seeds which samples are held out. name: the peer's name in plans; its network's if left out.
     """
 
-    def __init__(self, learner: SgdLearner, plan: Plan, options: AutoOptions, *, seed: int = 0):
+    def __init__(
+        self,
+        learner: SgdLearner,
+        plan: Plan,
+        options: AutoOptions,
+        *,
+        seed: int = 0,
+        name: str | None = None,
+    ):
         self.learner, self.plan, self._options, self._seed = learner, plan, options, seed
+        self._name = learner.network.peer if name is None else name
         self._peer = self._place(plan)
         anatomy = plan.assignment.anatomy
         self._coordinates = {part: coordinates_into(anatomy, part) for part in anatomy.names}
@@ -95,10 +104,11 @@ class SharingMember:
         resliced = plan.assignment.digest != before.assignment.digest
         if resliced:
             measured = self._statistics is not None and len(self._before)
-            if plan.chosen is not None and plan.version == before.version + 1 and measured:
+            chosen = plan.chosen if plan.version == before.version + 1 else None
+            if chosen is not None and chosen < len(before.candidates) and measured:
                 assert self._statistics is not None
                 # The first mix is not a candidate's.
-                mixture = self._mixture(before, 1 + plan.chosen, self._values(), self._statistics)
+                mixture = self._mixture(before, 1 + chosen, self._values(), self._statistics)
                 self._put(mixture)
             self._slice()
             self._forget()
@@ -119,8 +129,8 @@ class SharingMember:
 
     def _place(self, plan: Plan) -> int | None:
         """Return the peer's number in a plan; None if the plan was made before it joined."""
-        peers, peer = plan.assignment.peers, self.learner.network.peer
-        return peers.index(peer) if peer in peers else None
+        peers = plan.assignment.peers
+        return peers.index(self._name) if self._name in peers else None
 
     # --- samples and values ---------------------------------------------------------------------
 
@@ -165,7 +175,7 @@ class SharingMember:
 
     def _slice(self) -> None:
         network, assignment = self.learner.network, self.plan.assignment
-        slices, graph = assignment.slices(network.peer)
+        slices, graph = assignment.slices(self._name)
         network.reslice(slices, graph, anatomy=assignment.anatomy)
 
     def _values(self) -> np.ndarray:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import pytest
 import torch
-from peer_kit import Nest, begin, quick
+from papers_kit import Papers
+from peer_kit import Nest, begin, delivered, quick
 from waiting import until
 
 from gossamer.experiments.arena import Arena, AutoSharing, Gossip
 from gossamer.experiments.data import load
-from gossamer.gossip import ONE
-from gossamer.models import SgdLearner, SlicedNetwork, mlp
+from gossamer.gossip import ONE, ReleasePlan, topics
+from gossamer.gossip.security import Admission, SwarmSecurity, revocation_topic
+from gossamer.models import ModelError, SgdLearner, SlicedNetwork, mlp
 from gossamer.models.sharing import AutoOptions
 from gossamer.peer import PeerError
 from gossamer.peer.engine import Engine
 from gossamer.peer.lifecycle import Report
-from gossamer.peer.presence import Online
+from gossamer.peer.presence import Card, Online, Status
+from gossamer.peer.sharing import AUTO_MODELS
 
 torch.set_num_threads(1)
 NAMES = tuple("abcdefgh")
@@ -79,6 +83,39 @@ def test_peers_with_two_tasks_part(run) -> None:
     groups = groups_of(learners)
     for members in groups.values():
         assert len({ord(name) % 2 for name in members}) == 1, groups
+    assert sum(report.accuracy for report in reports) / len(reports) > 0.7
+
+
+def test_peers_that_trust_each_other_part_too(run, tmp_path: Path) -> None:
+    """Invitations name models by patterns: nobody knew the names of the groups when they were signed."""
+    papers = Papers(tmp_path)
+    names = {name: papers.invite(name, models=AUTO_MODELS) for name in NAMES}
+    learners = {name: make(name) for name in NAMES}
+
+    async def scenario() -> list[Report]:
+        settings = quick(
+            rounds=60,
+            expect=tuple(names.values()),
+            sharing="auto",
+            exchanges=2,
+            settle_tolerance=1e-2,
+        )
+        nest = Nest(settings)
+        for name, learner in learners.items():
+            nest.start(name, learner, papers.settings(name, settings))
+        return await nest.all()
+
+    reports = run(scenario())
+    models = check_accounts(reports)
+    assert any(model.startswith("statistics-") for model in models)
+    groups = groups_of(learners)
+    # Guards refuse nobody honest, and late transfers of models that have ended are answered.
+    causes = {cause for report in reports for cause in report.dropped}
+    assert not any(cause.startswith(("guards", "too-large")) for cause in causes), causes
+    assert groups
+    for members in groups.values():
+        assert len({ord(name) % 2 for name in members}) == 1, groups
+    assert not any(model.startswith("local-") for model in models)
     assert sum(report.accuracy for report in reports) / len(reports) > 0.7
 
 
@@ -145,21 +182,52 @@ def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
     assert {report.ended for report in reports} == {"finished"}
 
 
+def hostile_entries(good: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a card may have in the place of a plan; good: the record of a plan for peers a to d."""
+    assignment, own = good["assignment"], {"part": "2", "cells": [0], "scheme": 1}
+    yield {}
+    yield {"by": "a", "plan": 7}
+    for by in ("", "a/b", "x" * 65, 7, None, ["a"]):
+        yield {"by": by, "plan": good}
+    for changes in (
+        {"version": "many"},
+        {"version": 10**400},
+        {"version": 1.5},
+        {"version": -1},
+        {"until": float("inf")},
+        {"deciding": "yes"},
+        {"chosen": -1},
+        {"memory": {"colour": 1}},
+        {"memory": {"steps": "many"}},
+        {"memory": {"recent_losses": "few"}},
+        {"assignment": {"peers": []}},
+        {"assignment": assignment | {"peers": []}},
+        {"assignment": assignment | {"peers": ["a", "a", "b", "c"]}},
+        {"assignment": assignment | {"peers": ["a", ["b"], "c", "d"]}},
+        {"assignment": assignment | {"suffix": "+/#"}},
+        {"assignment": assignment | {"suffix": "0123abcd"}},  # that of another assignment
+        {"assignment": assignment | {"schemes": [[0, 0, 1, 1], [0, 1, 2, 3]]}},
+        {"assignment": assignment | {"schemes": assignment["schemes"] * 20}},
+        {"assignment": assignment | {"cells": {"2": {"9": [0]}}}},
+        {"candidates": [own | {"part": "nose"}]},
+        {"candidates": [own | {"cells": [10]}]},
+        {"candidates": [own | {"cells": [-1]}]},
+        {"candidates": [own | {"cells": []}]},
+        {"candidates": [own | {"scheme": 2}]},
+        {"candidates": [own | {"scheme": [0, 1]}]},
+        {"candidates": [own] * 1000},
+    ):
+        yield {"by": "a", "plan": good | changes}
+
+
 def test_a_plan_that_cannot_be_read_is_dropped_and_the_lower_name_holds() -> None:
     engine = begin(Engine("b", make("b"), quick(sharing="auto", rounds=60)))
     sharing = engine.sharing
     assert sharing is not None
     good = sharing.first_plan(0, ["a", "c", "d"]).as_record()
-    for entry in (
-        {},
-        {"by": "a", "plan": 7},
-        {"by": "a", "plan": good | {"version": "many"}},
-        {"by": "a", "plan": good | {"memory": {"colour": 1}}},
-        {"by": "a", "plan": good | {"assignment": {"peers": []}}},
-        {"by": "a", "plan": good | {"candidates": [{"part": "nose", "cells": [0], "scheme": 1}]}},
-    ):
+    for number, entry in enumerate(hostile_entries(good), 1):
         engine.turn([], [Online("a", "s", (), plan=entry)], 0.0, 10**6)
-    assert engine.dropped["plan"] == 6
+        assert engine.dropped["plan"] == number, entry
     engine.begin_round()
     assert sharing.version == 0
     for by, followed in (("c", "c"), ("d", "c"), ("a", "a")):
@@ -170,10 +238,71 @@ def test_a_plan_that_cannot_be_read_is_dropped_and_the_lower_name_holds() -> Non
         assert entry["by"] == followed
 
 
+def test_nobody_can_make_the_last_plan() -> None:
+    engine = begin(Engine("b", make("b"), quick(sharing="auto", rounds=60)))
+    sharing = engine.sharing
+    assert sharing is not None
+    good = sharing.first_plan(0, ["a", "c", "d"]).as_record()
+    sharing.offer({"by": "c", "plan": good})
+    with pytest.raises(ModelError, match="version"):
+        sharing.offer({"by": "a", "plan": good | {"version": 2**52}})
+    sharing.offer({"by": "a", "plan": good | {"version": 1000}})  # somebody who was away for long
+    sharing.follow()
+    assert sharing.version == 1001
+
+
+def test_plans_of_strangers_and_of_revoked_members_are_ignored(run, tmp_path: Path) -> None:
+    papers, others = Papers(tmp_path), Papers(tmp_path / "others")
+    others.folder.mkdir()
+    names = papers.names("a", "b", "c")
+    engine = Engine("a", make("a"), quick(sharing="auto", rounds=60))
+    assert engine.sharing is not None
+    entry = {"by": "b", "plan": engine.sharing.first_plan(0, ["b", "c", "d"]).as_record()}
+
+    def security_of(owner: Papers, label: str) -> SwarmSecurity:
+        identity = owner.people[label]
+        admission = Admission.load(owner.folder / f"{label}.invitation", identity)
+        return SwarmSecurity(
+            identity, admission, owner.owner.public,
+            swarm="nest", session=f"s{label}", models=["global"], since=0.0,
+        )  # fmt: skip
+
+    def announce(owner: Papers, label: str) -> list[tuple[str, bytes]]:
+        """The card of a peer that has made a plan, and its status."""
+        security = security_of(owner, label)
+        card = Card(f"s{label}", 0.0, 1, {"global": []}, plan=entry)
+        return [
+            (topics.card("nest", security.name), security.card(card.encode())),
+            (topics.status("nest", security.name), security.status(
+                Status("online", f"s{label}").encode())),
+        ]  # fmt: skip
+
+    others.names("d")
+    unsigned = [
+        (topics.card("nest", names[1]), Card("sb", 0.0, 1, {"global": []}, plan=entry).encode()),
+        (topics.status("nest", names[1]), Status("online", "sb").encode()),
+    ]
+    revoked = [(revocation_topic("nest"), papers.revoke(names[2]))]
+    for arrivals, planners in (
+        (announce(papers, "b"), [names[1]]),
+        (unsigned, []),
+        (announce(others, "d"), []),
+        (revoked + announce(papers, "c"), []),
+    ):
+        link, _ = run(delivered(arrivals, security=security_of(papers, "a"), engine=engine))
+        online = [event for event in link.take_events() if isinstance(event, Online)]
+        assert [event.peer for event in online if event.plan == entry] == planners
+
+
 def test_what_auto_cannot_do_is_refused() -> None:
     for changes, reason in (
         ({"mode": "server"}, 'use mode = "async" or "rounds"'),
         ({"compress": "int8"}, "leave compress out"),
+        ({"dp": ReleasePlan(clip=1.0, noise=1.0)}, "leave dp out"),
+        (
+            {"private": {"global": 64.0}, "trust": "swarm", "mode": "rounds"},
+            "without masks; leave private out",
+        ),
     ):
         with pytest.raises(PeerError, match=reason):
             Engine("a", make("a"), quick(sharing="auto", **changes))
