@@ -455,6 +455,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments: if left out, those of the process's command line.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    console.Invocation.begin(arguments)
     try:
         app([_example_path(each) for each in arguments], prog_name="gossamer")
     except Stopped as stop:

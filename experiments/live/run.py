@@ -33,12 +33,20 @@ from ...peer import (
     label,
     stop_signals,
 )
-from ..build import Member, Swarm, shared_models
+from ..build import Member, Swarm, shared_models, write_peers
 from ..cli import console
 from ..cli.live import broker_password
 from ..config.tables import Config, ConfigError, parse_config, without_networks
-from ..results import SHARING_FILE, cannot_write, make_folder, read_records, write_json
-from .layout import plan
+from ..results import (
+    EVENTS_FILE,
+    PEERS_FILE,
+    SHARING_FILE,
+    cannot_write,
+    make_folder,
+    read_records,
+    write_json,
+)
+from .layout import SwarmLayout
 
 Record = dict[str, Any]
 
@@ -108,20 +116,30 @@ def run_live(
     If the metrics cannot be written, for example because the disk is full, the swarm still runs to its end;
     then this raises a ConfigError.
     """
-    spec = plan(config, folder, broker, source)
+    layout = SwarmLayout(config, source, Swarm(config, source))
+    spec = layout.plan(folder, broker)
     on_planned()
     if (folder / "config.json").exists():
         raise ConfigError(f"{folder}: holds the results of another swarm; name another folder")
     write_json(make_folder(folder) / "config.json", config.model_dump(mode="json"))
+    links = None if layout.graph is None else layout.graph.graph
+    write_peers(folder / PEERS_FILE, [layout.facts(i) for i in range(config.peers)], links)
     events: list[str] = []
     board = Board(config, events)
-    with _MetricsFile(folder / "metrics.jsonl", events) as file:
+    with (
+        _MetricsFile(folder / "metrics.jsonl", events) as file,
+        RecordFile(folder / EVENTS_FILE) as event_file,
+    ):
+
+        def tell(event: str) -> None:
+            events.append(event)
+            event_file.write({"time": time.time(), "text": event})
 
         def record(values: Record) -> None:
             file.write(values)
             board.update(values)
 
-        swarm = LocalSwarm(spec, on_record=record, on_event=events.append)
+        swarm = LocalSwarm(spec, on_record=record, on_event=tell)
         live = Live(board.table(), console=console.err, refresh_per_second=4)
         try:
             with contextlib.nullcontext() if quiet else live:
