@@ -154,6 +154,8 @@ class View:
     """Number of messages received so far."""
     plan: int
     """Which plan of what the swarm shares is followed; 0 without one."""
+    announcements: int
+    """Counts the changes of what our card says about plans."""
     awaits_others: bool
     """Whether others must follow the same plan before the next round is trained."""
 
@@ -335,6 +337,7 @@ class Engine:
             rejection=self._rejection(),
             received=self._received,
             plan=0 if self.sharing is None else self.sharing.version,
+            announcements=0 if self.sharing is None else self.sharing.announcements,
             awaits_others=self.sharing is not None
             and self.sharing.awaits_others(self._others.online_now()),
         )

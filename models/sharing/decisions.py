@@ -119,6 +119,8 @@ class Plan:
         Which candidate of the plan before has become the assignment; None if it stayed as it was.
     memory
         What the planner has to remember, so that another peer can go on in its place.
+    newcomers
+        Peers that try which groups to join; see newcomers.py.
     """
 
     assignment: Assignment
@@ -129,6 +131,7 @@ class Plan:
     deciding: bool = True
     chosen: int | None = None
     memory: dict[str, Any] = field(default_factory=dict)
+    newcomers: tuple[str, ...] = ()
 
     @cached_property
     def layout(self) -> StatisticsLayout:
@@ -142,6 +145,7 @@ class Plan:
             "until": self.until,
             "candidates": [one.as_record() for one in self.candidates],
             "deciding": self.deciding, "chosen": self.chosen, "memory": self.memory,
+            "newcomers": list(self.newcomers),
         }  # fmt: skip
 
     @classmethod
@@ -152,7 +156,7 @@ class Plan:
         version, round_number, until = (int(record[key]) for key in ("version", "round", "until"))
         return cls(
             assignment, version, round_number, until, candidates, bool(record["deciding"]),
-            record["chosen"], dict(record["memory"]),
+            record["chosen"], dict(record["memory"]), tuple(record["newcomers"]),
         )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 import networkx as nx
@@ -15,7 +16,7 @@ from gossamer.experiments.arena import Arena, AutoSharing, Gossip
 from gossamer.experiments.data import load
 from gossamer.gossip import ONE
 from gossamer.models import SgdLearner, SlicedNetwork, mlp
-from gossamer.models.sharing import AutoOptions
+from gossamer.models.sharing import Assignment, AutoOptions, Memory, Plan, SharingReport
 from gossamer.peer import PeerError
 from gossamer.peer.engine import Engine
 from gossamer.peer.lifecycle import Report
@@ -143,6 +144,47 @@ def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
     models = check_accounts(reports)
     assert len(models) > 3
     assert {report.ended for report in reports} == {"finished"}
+
+
+def test_newcomers_join_the_groups_that_their_own_held_out_samples_prefer(run) -> None:
+    """The others keep their models; every weight adds up, and a newcomer has a row in the next plan."""
+    names = NAMES[:4]
+    learners = {name: make(name) for name in (*names, "e", "f")}
+    anatomy = learners["a"].network.slicing.anatomy
+    everything = Assignment.shared(anatomy, names)
+    grouped = everything.change(anatomy.names[-1], range(10), (0, 1, 0, 1)).named()
+    quiet = asdict(Memory(next_look=10**9))
+    plan = Plan(grouped, version=50, round=0, until=0, deciding=False, memory=quiet)
+    first, second = (grouped.model(grouped.groupings[0], name) for name in "ab")
+
+    async def scenario() -> list[Report]:
+        nest = Nest(quick(rounds=10**6, expect=names, sharing="auto", settle_tolerance=1e-2))
+        lives = {name: nest.start(name, learners[name]) for name in names}
+        await until(lambda: all(life.trains() and life.view.plan for life in lives.values()))
+        link = lives["a"].peer.link
+        assert link is not None
+        sharing = link.engine.sharing
+        assert sharing is not None
+        await link.worker.run(sharing.offer, {"by": "a", "plan": plan.as_record()})
+        await until(
+            lambda: all({first, second} & {*life.view.counting_rounds} for life in lives.values())
+        )
+        counting = {name: lives[name].view.counting_rounds[first] for name in "ac"}
+        for name in "ef":
+            nest.start(name, learners[name], quick(rounds=10**6, sharing="auto"))
+        await until(
+            lambda: groups_of(learners) == {first: {"a", "c", "e"}, second: {"b", "d", "f"}}
+        )
+        for name in "ac":  # their weight has counted all the time
+            assert lives[name].view.counting_rounds[first] > counting[name]
+        return await nest.finish(8)
+
+    reports = run(scenario())
+    models = check_accounts(reports)
+    assert any(model.startswith("groups") for model in models)
+    record = SharingReport.merged([report.sharing for report in reports if report.sharing])
+    assert set(record["assignment"]["peers"]) == set(learners)
+    assert sum(report.accuracy for report in reports) / len(reports) > 0.7
 
 
 def test_a_plan_that_cannot_be_read_is_dropped_and_the_lower_name_holds() -> None:
