@@ -34,7 +34,6 @@ import torch
 from ..gossip import Gossiper
 from ..models import Learner, Metrics, ModelError, norm_layers
 from ..models.sharing import (
-    GLOBAL,
     MIN_PEERS,
     MIN_SAMPLES,
     OWN,
@@ -134,13 +133,12 @@ class LiveSharing:
 
     @property
     def group_models(self) -> frozenset[str]:
-        """Partial models that some peers share; their members average them whatever the graph is."""
+        """Partial models of groups that have formed; members average them whatever the graph is."""
         plan = self.plan
         if plan is None:
             return frozenset()
-        assignment, network = plan.assignment, self._learner.network
-        apart = {assignment.model(scheme, self._name) for scheme in (GLOBAL, OWN)}
-        return frozenset(network.averaged_models) - apart
+        models = self._learner.network.averaged_models
+        return plan.assignment.among_all_members(models, OWN + 1)
 
     # --- plans on cards -------------------------------------------------------------------------
 

@@ -145,6 +145,20 @@ class Assignment:
         place = self.peers.index(peer)
         return tuple(self.schemes[scheme][place] for scheme in self.groupings)
 
+    def among_all_members(self, models: Iterable[str], given: int) -> frozenset[str]:
+        """Return those of the models that groups share which have formed by themselves.
+
+        Their members average among each other whatever the swarm's graph is. given: the number of schemes
+        with which the swarm began.
+        """
+        formed = {
+            self.model(scheme, peer)
+            for scheme in self.groupings
+            if scheme >= given
+            for peer in self.peers
+        }
+        return frozenset(model for model in models if formed.intersection(model.split("&")))
+
     def with_peers(self, names: Iterable[str]) -> Assignment:
         """Return the assignment with more peers, each of them alone in every grouping.
 
