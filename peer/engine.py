@@ -159,6 +159,8 @@ class View:
     """Number of messages received so far."""
     plan: int
     """Which plan of what the swarm shares is followed; 0 without one."""
+    announcements: int
+    """Counts the changes of what our card says about plans."""
     awaits_others: bool
     """Whether others must follow the same plan before the next round is trained."""
 
@@ -249,8 +251,8 @@ class Engine:
         if takes_samples and (self._twin is not None or self.sharing is not None):
             key = "gain" if self._twin is not None else "sharing"
             raise PeerError(
-                f"peer {name}: {key}: it compares networks on samples that stay the same, and this peer takes "
-                f"new ones; leave out {key}, or samples_folder and the learner's data function"
+                f"peer {name}: {key}: it compares networks on samples that stay the same, and this peer "
+                f"takes new ones; leave out {key}, or samples_folder and the learner's data function"
             )
         self.weight = ONE * (samples if settings.weights == "samples" else 1)
         self.history = PeerHistory()
@@ -354,6 +356,7 @@ class Engine:
             rejection=self._rejection(),
             received=self._received,
             plan=0 if self.sharing is None else self.sharing.version,
+            announcements=0 if self.sharing is None else self.sharing.announcements,
             awaits_others=self.sharing is not None
             and self.sharing.awaits_others(self._others.online_now()),
         )

@@ -80,8 +80,10 @@ class SharingSettings(SettingsTable):
     """models: peers share what the partial models say. auto: peers begin by sharing every cell, and decide
     while they learn which cells become each peer's own or are averaged in groups of peers: a change is made
     where it lowers the loss on training samples that are held out for a while. If there are `models`, only
-    cells that all peers share can change. For four peers or more: in simulations in lockstep, and live in
-    the modes async and rounds, without `models`, compression, matching, trust and differential privacy."""
+    cells that all peers share can change. On a graph, cells that all peers share are averaged over its links;
+    the members of a group that formed itself average among each other, as if they were all neighbours. For
+    four peers or more: in simulations in lockstep, and live in the modes async and rounds, without `models`,
+    compression, matching, trust and differential privacy."""
 
 
 class LifecycleSettings(SettingsTable):

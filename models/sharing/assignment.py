@@ -138,6 +138,65 @@ class Assignment:
         bare = replace(self, suffix="")
         return replace(self, suffix=bare.digest if self.scheme_of.any() else "")
 
+    @property
+    def is_named_by_content(self) -> bool:
+        """Whether the suffix is that of `named`, for these peers or for those before some of them joined."""
+        return any(
+            replace(
+                self, peers=self.peers[:count], schemes=tuple(each[:count] for each in self.schemes)
+            )
+            .named()
+            .suffix
+            == self.suffix
+            for count in range(len(self.peers), 0, -1)
+        )
+
+    @cached_property
+    def groupings(self) -> tuple[int, ...]:
+        """The schemes in use that divide the peers into groups."""
+        return tuple(scheme for scheme in np.unique(self.scheme_of).tolist() if scheme > OWN)
+
+    def groups_of(self, peer: str) -> Labels:
+        """Return the group of a peer in each of the `groupings`."""
+        place = self.peers.index(peer)
+        return tuple(self.schemes[scheme][place] for scheme in self.groupings)
+
+    def among_all_members(self, models: Iterable[str], given: int) -> frozenset[str]:
+        """Return those of the models that groups share which have formed by themselves.
+
+        Their members average among each other whatever the swarm's graph is. given: the number of schemes
+        with which the swarm began.
+        """
+        formed = {
+            self.model(scheme, peer)
+            for scheme in self.groupings
+            if scheme >= given
+            for peer in self.peers
+        }
+        return frozenset(model for model in models if formed.intersection(model.split("&")))
+
+    def with_peers(self, names: Iterable[str]) -> Assignment:
+        """Return the assignment with more peers, each of them alone in every grouping.
+
+        The partial models of the other peers keep their names.
+        """
+        peers, schemes = self.peers, self.schemes
+        for name in names:
+            peers = (*peers, name)
+            schemes = tuple(
+                (*labels, 0 if scheme == GLOBAL else max(labels) + 1)
+                for scheme, labels in enumerate(schemes)
+            )
+        return replace(self, peers=peers, schemes=schemes)
+
+    def joined(self, peer: str, example: str) -> Assignment:
+        """Return the assignment with a peer in the groups that another one is in."""
+        place, other = self.peers.index(peer), self.peers.index(example)
+        schemes = [list(labels) for labels in self.schemes]
+        for labels in schemes[OWN + 1 :]:
+            labels[place] = labels[other]
+        return replace(self, schemes=tuple(map(renumbered, schemes)))
+
     def cells(self, part: str, scheme: int) -> np.ndarray:
         """Return the indices of the cells of a part that have a scheme."""
         index = self.anatomy.find(part)

@@ -128,6 +128,8 @@ class Plan:
         Which candidate of the plan before has become the assignment; None if it stayed as it was.
     memory
         What the planner has to remember, so that another peer can go on in its place.
+    newcomers
+        Peers that try which groups to join; see newcomers.py.
     """
 
     assignment: Assignment
@@ -138,6 +140,7 @@ class Plan:
     deciding: bool = True
     chosen: int | None = None
     memory: dict[str, Any] = field(default_factory=dict)
+    newcomers: tuple[str, ...] = ()
 
     @cached_property
     def layout(self) -> StatisticsLayout:
@@ -151,6 +154,7 @@ class Plan:
             "until": self.until,
             "candidates": [one.as_record() for one in self.candidates],
             "deciding": self.deciding, "chosen": self.chosen, "memory": self.memory,
+            "newcomers": list(self.newcomers),
         }  # fmt: skip
 
     @classmethod
@@ -171,6 +175,7 @@ class Plan:
         return cls(
             assignment, record["version"], record["round"], record["until"], candidates,
             record["deciding"], record["chosen"], asdict(Memory.from_record(record["memory"])),
+            tuple(record["newcomers"]),
         )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ class SharingMember:
         self._slice()
         self._begin()
         self._forget()
-        if plan.deciding:
+        if self._holds_out(plan):
             self._hold_out()
 
     def before_averaging(self, training: Metrics) -> np.ndarray:
@@ -101,7 +101,8 @@ class SharingMember:
         """Follow another plan; returns True if slices or samples have changed."""
         before, self.plan = self.plan, plan
         self._peer = self._place(plan)
-        resliced = plan.assignment.digest != before.assignment.digest
+        name = self.learner.network.peer
+        resliced = plan.assignment.slices(name)[0] != before.assignment.slices(name)[0]
         if resliced:
             measured = self._statistics is not None and len(self._before)
             chosen = plan.chosen if plan.version == before.version + 1 else None
@@ -112,20 +113,35 @@ class SharingMember:
                 self._put(mixture)
             self._slice()
             self._forget()
-        if plan.deciding and not before.deciding:
+        held_out, holds_out = self._holds_out(before), self._holds_out(plan)
+        if holds_out and not held_out:
             self._hold_out()
-        elif before.deciding and not plan.deciding:
+        elif held_out and not holds_out:
             self._replace_samples(self._samples)
         self._begin()
-        return resliced or plan.deciding != before.deciding
+        return resliced or holds_out != held_out
 
     def replace_samples(self, samples: tuple[Tensor, Tensor]) -> None:
         """Give the peer other training samples."""
         self._samples = samples
-        if self.plan.deciding:
+        if self._holds_out(self.plan):
             self._hold_out()
         else:
             self._replace_samples(samples)
+
+    @torch.no_grad()
+    def held_out_loss(self, values: np.ndarray) -> float:
+        """Return the loss on held-out samples with other values than the present ones."""
+        present, (inputs, labels) = self._values(), self._held_out
+        self._put(values)
+        outputs = self.learner.network.module.eval()(inputs)
+        self._put(present)
+        return float(self.learner.losses(outputs, labels).mean())
+
+    def _holds_out(self, plan: Plan) -> bool:
+        """Return whether a plan needs held-out samples of this peer; a newcomer's do not depend on others."""
+        is_newcomer = self._place(plan) is None or self.learner.network.peer in plan.newcomers
+        return plan.deciding or is_newcomer
 
     def _place(self, plan: Plan) -> int | None:
         """Return the peer's number in a plan; None if the plan was made before it joined."""

@@ -47,6 +47,7 @@ class PlanRecord(_Record):
     deciding: bool
     chosen: Count | None
     memory: dict[str, Any]
+    newcomers: list[Name]
 
 
 def check_record(record: object) -> None:

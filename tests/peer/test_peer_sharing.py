@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gossamer.experiments.data import load
 from gossamer.gossip import ONE, ReleasePlan, topics
 from gossamer.gossip.security import Admission, SwarmSecurity, revocation_topic
 from gossamer.models import ModelError, SgdLearner, SlicedNetwork, mlp
-from gossamer.models.sharing import AutoOptions
+from gossamer.models.sharing import OWN, Assignment, AutoOptions, Memory, Plan, SharingReport
 from gossamer.peer import PeerError
 from gossamer.peer.engine import Engine
 from gossamer.peer.lifecycle import Report
@@ -63,6 +64,23 @@ def groups_of(learners: dict[str, SgdLearner]) -> dict[str, set[str]]:
     return members
 
 
+def two_groups(learner: SgdLearner, names: Sequence[str]) -> Plan:
+    """Return a plan in which every second peer averages its outputs with the others like it."""
+    anatomy = learner.network.slicing.anatomy
+    labels = tuple(place % 2 for place in range(len(names)))
+    shared = Assignment.shared(anatomy, names)
+    grouped = shared.change(anatomy.names[-1], range(10), labels).named()
+    quiet = asdict(Memory(next_look=10**9))
+    return Plan(grouped, version=50, round=0, until=0, deciding=False, memory=quiet)
+
+
+async def offer(life: Any, name: str, plan: Plan) -> None:
+    """Let a live peer announce a plan as if it had made it."""
+    link = life.peer.link
+    assert link is not None
+    await link.worker.run(link.engine.sharing.offer, {"by": name, "plan": plan.as_record()})
+
+
 def test_peers_with_two_tasks_part(run) -> None:
     learners = {name: make(name) for name in NAMES}
 
@@ -86,37 +104,45 @@ def test_peers_with_two_tasks_part(run) -> None:
     assert sum(report.accuracy for report in reports) / len(reports) > 0.7
 
 
-def test_peers_that_trust_each_other_part_too(run, tmp_path: Path) -> None:
+def test_peers_that_trust_each_other_form_groups(run, tmp_path: Path) -> None:
     """Invitations name models by patterns: nobody knew the names of the groups when they were signed."""
     papers = Papers(tmp_path)
-    names = {name: papers.invite(name, models=AUTO_MODELS) for name in NAMES}
-    learners = {name: make(name) for name in NAMES}
+    names = {name: papers.invite(name, models=AUTO_MODELS) for name in NAMES[:6]}
+    learners = {name: make(name) for name in names}
+    plan = two_groups(learners["a"], [*names.values()])
+    first, second = (plan.assignment.model(OWN + 1, names[name]) for name in "ab")
 
     async def scenario() -> list[Report]:
         settings = quick(
-            rounds=60,
-            expect=tuple(names.values()),
-            sharing="auto",
-            exchanges=2,
-            settle_tolerance=1e-2,
+            rounds=10**6, expect=tuple(names.values()), sharing="auto", settle_tolerance=1e-2
         )
         nest = Nest(settings)
-        for name, learner in learners.items():
-            nest.start(name, learner, papers.settings(name, settings))
-        return await nest.all()
+        lives = {
+            name: nest.start(name, learner, papers.settings(name, settings))
+            for name, learner in learners.items()
+        }
+        await until(lambda: all(life.trains() and life.view.plan for life in lives.values()))
+        await offer(lives["a"], names["a"], plan)
+        await until(
+            lambda: groups_of(learners) == {first: {"a", "c", "e"}, second: {"b", "d", "f"}}
+        )
+        rounds = {
+            name: life.view.counting_rounds[first] for name, life in lives.items() if name in "ace"
+        }
+        await until(
+            lambda: all(
+                lives[name].view.counting_rounds[first] > rounds[name] + 3 for name in rounds
+            )
+        )
+        return await nest.finish(6)
 
     reports = run(scenario())
     models = check_accounts(reports)
+    assert {first, second} < models
     assert any(model.startswith("statistics-") for model in models)
-    groups = groups_of(learners)
     # Guards refuse nobody honest, and late transfers of models that have ended are answered.
     causes = {cause for report in reports for cause in report.dropped}
     assert not any(cause.startswith(("guards", "too-large")) for cause in causes), causes
-    assert groups
-    for members in groups.values():
-        assert len({ord(name) % 2 for name in members}) == 1, groups
-    assert not any(model.startswith("local-") for model in models)
-    assert sum(report.accuracy for report in reports) / len(reports) > 0.7
 
 
 def test_in_rounds_peers_decide_what_a_simulation_decides_at_the_same_rounds(run) -> None:
@@ -180,6 +206,39 @@ def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
     models = check_accounts(reports)
     assert len(models) > 3
     assert {report.ended for report in reports} == {"finished"}
+
+
+def test_newcomers_join_the_groups_that_their_own_held_out_samples_prefer(run) -> None:
+    """The others keep their models; every weight adds up, and a newcomer has a row in the next plan."""
+    names = NAMES[:4]
+    learners = {name: make(name) for name in (*names, "e", "f")}
+    plan = two_groups(learners["a"], names)
+    first, second = (plan.assignment.model(OWN + 1, name) for name in "ab")
+
+    async def scenario() -> list[Report]:
+        nest = Nest(quick(rounds=10**6, expect=names, sharing="auto", settle_tolerance=1e-2))
+        lives = {name: nest.start(name, learners[name]) for name in names}
+        await until(lambda: all(life.trains() and life.view.plan for life in lives.values()))
+        await offer(lives["a"], "a", plan)
+        await until(
+            lambda: all({first, second} & {*life.view.counting_rounds} for life in lives.values())
+        )
+        counting = {name: lives[name].view.counting_rounds[first] for name in "ac"}
+        for name in "ef":
+            nest.start(name, learners[name], quick(rounds=10**6, sharing="auto"))
+        await until(
+            lambda: groups_of(learners) == {first: {"a", "c", "e"}, second: {"b", "d", "f"}}
+        )
+        for name in "ac":  # their weight has counted all the time
+            assert lives[name].view.counting_rounds[first] > counting[name]
+        return await nest.finish(8)
+
+    reports = run(scenario())
+    models = check_accounts(reports)
+    assert any(model.startswith("groups") for model in models)
+    record = SharingReport.merged([report.sharing for report in reports if report.sharing])
+    assert set(record["assignment"]["peers"]) == set(learners)
+    assert sum(report.accuracy for report in reports) / len(reports) > 0.7
 
 
 def hostile_entries(good: dict[str, Any]) -> Iterator[dict[str, Any]]:
