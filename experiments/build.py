@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import torch
 from torch import nn
@@ -50,6 +51,7 @@ from .config.tables import (
 from .data import DataError, Dataset, Samples, Task, load, partition
 from .errors import ConfigError
 from .networks import NamedNetwork
+from .results import write_json
 
 MAX_PERMUTED_LABELS = 6
 """The most labels that a "symmetric" task permutes: 6 labels have 720 permutations, more than any swarm here
@@ -548,6 +550,30 @@ def shared_models(members: list[Member]) -> dict[str, list[int]]:
     """Return the partial models that more than one peer implements, each with the indices of its peers."""
     peers_of_model = implementers([member.network for member in members])
     return {model: peers for model, peers in peers_of_model.items() if len(peers) > 1}
+
+
+@dataclass(frozen=True)
+class PeerFacts:
+    """What a results folder tells about a peer: its task and the partial models that it implements."""
+
+    name: str
+    task: str
+    models: tuple[str, ...]
+    samples: int
+
+    @classmethod
+    def of(cls, member: Member) -> PeerFacts:
+        """Return the facts of a member, whose network is then no longer needed."""
+        return cls(member.name, member.task, tuple(member.network.models), member.samples)
+
+
+def write_peers(path: Path, peers: Sequence[PeerFacts], graph: nx.Graph | None) -> None:
+    """Write the peers of a swarm and the links between them.
+
+    graph: its nodes are the peers' numbers; None if every peer may reach every other.
+    """
+    links = None if graph is None else [[peers[a].name, peers[b].name] for a, b in graph.edges]
+    write_json(path, {"peers": [asdict(peer) for peer in peers], "links": links})
 
 
 def refuse_auto_sharing(config: Config, source: str, peers: str, hint: str) -> None:

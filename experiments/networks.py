@@ -108,6 +108,7 @@ class NamedNetwork:
         # may fail on values that do not occur in the data.
         example = self.inputs(data.train.take([0, 1]))
         self.anatomy: Anatomy = discover_or_one_cell(slices, module, example)
+        _check_outputs(name, module, example)
 
     def make(self) -> nn.Module:
         """Return a new module."""
@@ -144,4 +145,17 @@ def _check_shape(name: str, shape: Sequence[int]) -> None:
         expected_text = windows if len(expected) == 2 else images
         raise ModelError(
             f"{name} reads {expected_text}, but samples have the shape {'×'.join(map(str, shape))}"
+        )
+
+
+def _check_outputs(name: str, module: nn.Module, example: Tensor) -> None:
+    """Raise unless a module returns one row of numbers for each sample."""
+    with torch.no_grad():
+        outputs = module.eval()(example)
+    if not isinstance(outputs, Tensor):
+        raise ModelError(f"{name} returns {type(outputs).__name__} instead of a tensor")
+    if outputs.ndim != 2 or len(outputs) != len(example):
+        raise ModelError(
+            f"{name} returns the shape {'×'.join(map(str, outputs.shape))} for {len(example)} samples, and "
+            "classifying takes one row of numbers for each"
         )

@@ -19,7 +19,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,7 +36,11 @@ Record = dict[str, Any]
 
 SHARING_FILE = "sharing.json"
 """The file of what peers have decided to share; `gossamer assignment` reads it."""
-_RUN_FILE = "run.json"
+PEERS_FILE = "peers.json"
+"""The file of a swarm's peers: their tasks, their partial models and the links between them."""
+EVENTS_FILE = "events.jsonl"
+"""The file of what happened to a live swarm's processes, with the time."""
+RUN_FILE = "run.json"
 _LOCK_FILE = ".lock"
 _LATEST_LINK = "latest"
 
@@ -59,7 +63,7 @@ class _RunInfo:
     def read(cls, folder: Path) -> _RunInfo | None:
         """Read a folder's run.json; None if it has no valid one."""
         try:
-            table = json.loads((folder / _RUN_FILE).read_text("utf-8"))
+            table = json.loads((folder / RUN_FILE).read_text("utf-8"))
             return cls(table["command"], table["key"], table["finished"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -73,11 +77,21 @@ class Results:
     command: the command's name, without `gossamer`.
     exact: write results to `base` itself, which must be empty, instead of to a sub-folder.
     force: replace the newest results in `base`.
+    details: returns what run.json tells a reader beside what is needed to resume the run; called when the run
+        begins and when it is finished.
     """
 
-    def __init__(self, base: Path, command: str, *, exact: bool = False, force: bool = False):
+    def __init__(
+        self,
+        base: Path,
+        command: str,
+        *,
+        exact: bool = False,
+        force: bool = False,
+        details: Callable[[], Record] = dict,
+    ):
         self.base = require_folder(base)
-        self._command, self._exact, self._force = command, exact, force
+        self._command, self._exact, self._force, self._details = command, exact, force, details
         self._folder: Path | None = None
         self._key: str | None = None
         self._begun = self._resumed = False
@@ -130,7 +144,7 @@ class Results:
         self._write_info(finished=False)
         if not self._resumed:
             for path in self.folder.iterdir():
-                if path.name in (_RUN_FILE, _LOCK_FILE, *keep):
+                if path.name in (RUN_FILE, _LOCK_FILE, *keep):
                     continue
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
@@ -198,7 +212,8 @@ class Results:
         )
 
     def _write_info(self, *, finished: bool) -> None:
-        write_json(self.folder / _RUN_FILE, asdict(_RunInfo(self._command, self._key, finished)))
+        info = asdict(_RunInfo(self._command, self._key, finished))
+        write_json(self.folder / RUN_FILE, info | self._details())
 
     def _note_new_folders(self, folder: Path) -> None:
         """Remember which folders do not exist yet, for `_remove_new_folders`."""
@@ -215,7 +230,7 @@ class Results:
 
 def find_run(folder: Path) -> Path:
     """Return a run's folder: `folder` itself, or the latest run in it if there are several."""
-    if (folder / _RUN_FILE).exists():
+    if (folder / RUN_FILE).exists():
         return folder
     latest = folder / _LATEST_LINK
     if latest.is_dir():

@@ -16,9 +16,11 @@ from .learner import IsCorrect as IsCorrect
 from .learner import Learner as Learner
 from .learner import Loss as Loss
 from .learner import Metrics as Metrics
+from .learner import NewSamples as NewSamples
 from .learner import PeerCountAware as PeerCountAware
 from .learner import PlainSgd as PlainSgd
 from .learner import ProximalLearner as ProximalLearner
+from .learner import SampleTaker as SampleTaker
 from .learner import SgdLearner as SgdLearner
 from .learner import UpdateRule as UpdateRule
 from .learner import WeightAware as WeightAware

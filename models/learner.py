@@ -52,7 +52,8 @@ class Learner(Protocol):
     """An object that trains a network between two averagings.
 
     One step of a learner is all its training between two averagings, many gradient steps long; the paper
-    calls it a mini-batch. `state` and `restore` save what a restart needs besides the network itself.
+    calls it a mini-batch. `state` and `restore` save what a restart needs besides the network itself. A
+    learner that takes new samples while it runs is a SampleTaker too.
     """
 
     network: SlicedNetwork
@@ -71,6 +72,26 @@ class Learner(Protocol):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned, so that training continues from there."""
+        ...
+
+
+NewSamples = tuple[Tensor, Tensor]
+"""Inputs [n, …] and labels [n]."""
+
+
+@runtime_checkable
+class SampleTaker(Protocol):
+    """A learner that takes new samples while it runs."""
+
+    data: Callable[[], NewSamples | None] | None
+    """A live peer calls this function between two rounds, on the thread that trains. It returns new samples,
+    or None if there are none; it may also call `add_samples` itself. If it raises, that is logged, and the
+    peer trains on with what it has."""
+    window: int | None
+    """How many training samples are kept, the newest; None for all."""
+
+    def add_samples(self, inputs: Tensor, labels: Tensor) -> None:
+        """Add training samples, and forget the oldest beyond `window`."""
         ...
 
 
@@ -269,6 +290,9 @@ class SgdLearner:
     seed
         Seeds the order of the samples. Every epoch has a new permutation; training continues in it where the
         last training stopped.
+    data, window
+        For live peers that take new samples while they run: see SampleTaker. A test is still on `test`; to
+        follow a change of the data, let `data` replace the attribute `held_out`.
     """
 
     def __init__(
@@ -286,6 +310,8 @@ class SgdLearner:
         right: IsCorrect | None = None,
         log_prior: Tensor | None = None,
         seed: int = 0,
+        data: Callable[[], NewSamples | None] | None = None,
+        window: int | None = None,
     ):
         if local_samples < 1 or batch < 1:
             raise ModelError(
@@ -307,13 +333,10 @@ class SgdLearner:
         if isinstance(loss, str) and loss not in LOSSES:
             raise ModelError(f"unknown loss {loss!r}: there are {', '.join(LOSSES)}")
         self.loss: Loss = LOSSES[loss] if isinstance(loss, str) else loss
-        custom_loss = None if self.loss in LOSSES.values() else self.loss
         # The number of outputs for a sample; None without samples, or if they are not one row.
         self._outputs: int | None = None
         for purpose, (inputs, labels) in (("training", train), ("test", test)):
-            outputs = _check_samples(network, purpose, inputs, labels, custom_loss)
-            if outputs is not None and outputs.ndim == 2:
-                self._outputs = outputs.shape[1]
+            self._check(network, purpose, inputs, labels)
         self.network = network
         self.samples, self.held_out = train, test
         self.local_samples, self.batch, self.reduction = local_samples, batch, reduction
@@ -325,6 +348,7 @@ class SgdLearner:
         self.generator = torch.Generator().manual_seed(seed)
         self.order = torch.empty(0, dtype=torch.int64)
         self.log_prior = log_prior
+        self.data, self.window = data, window
 
     @property
     def log_prior(self) -> Tensor | None:
@@ -340,6 +364,37 @@ class SgdLearner:
             _check_log_prior(self.network.peer, values, self.loss, self._outputs)
             values = values.detach().to(self.network.flat)
         self._log_prior = values
+
+    def _check(self, network: SlicedNetwork, purpose: str, inputs: Tensor, labels: Tensor) -> None:
+        """Raise ModelError for samples that do not fit the network and the loss."""
+        custom_loss = None if self.loss in LOSSES.values() else self.loss
+        outputs = _check_samples(network, purpose, inputs, labels, custom_loss)
+        if outputs is not None and outputs.ndim == 2:
+            self._outputs = outputs.shape[1]
+
+    def add_samples(self, inputs: Tensor, labels: Tensor) -> None:
+        """Add training samples, and forget the oldest beyond `window`; a new epoch begins.
+
+        Numbers of another precision than the network's are converted. Raises ModelError, and changes nothing,
+        for samples that do not fit the network or the samples it has.
+        """
+        dtype = self.network.flat.dtype
+        inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+        labels = labels.to(dtype if labels.is_floating_point() else torch.int64)
+        self._check(self.network, "new", inputs, labels)
+        old_inputs, old_labels = self.samples
+        if len(old_labels):
+            if inputs.shape[1:] != old_inputs.shape[1:] or inputs.dtype != old_inputs.dtype:
+                raise ModelError(
+                    f"peer {self.network.peer!r}, new samples: inputs are {inputs.dtype} of shape "
+                    f"{tuple(inputs.shape[1:])}, those before were {old_inputs.dtype} of shape "
+                    f"{tuple(old_inputs.shape[1:])}"
+                )
+            inputs, labels = torch.cat([old_inputs, inputs]), torch.cat([old_labels, labels])
+        if self.window is not None and len(labels) > self.window:
+            # Cloned: a view would keep the forgotten samples in memory.
+            inputs, labels = inputs[-self.window :].clone(), labels[-self.window :].clone()
+        self.samples, self.order = (inputs, labels), self.order[:0]
 
     def add_prior(self, outputs: Tensor) -> Tensor:
         """Return outputs of the network, [n, classes], with the log-prior added if there is one."""
@@ -417,6 +472,8 @@ class SgdLearner:
         """Restore what `state` returned."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.order = state["order"].clone()
+        if len(self.order) and int(self.order.max()) >= len(self.samples[1]):
+            self.order = self.order[:0]  # samples that it had taken while it ran are gone
         self.generator.set_state(state["generator"])
         for name, value in self.network.own_buffers().items():
             if name in state.get("buffers", {}):
@@ -631,6 +688,28 @@ class ProximalLearner:
     def test_samples(self) -> tuple[Tensor, Tensor]:
         """Test the wrapped learner, sample by sample."""
         return self._wrapped().test_samples()
+
+    @property
+    def data(self) -> Callable[[], NewSamples | None] | None:
+        """The function that returns new samples; see SampleTaker."""
+        return self._learner.data
+
+    @data.setter
+    def data(self, data: Callable[[], NewSamples | None] | None) -> None:
+        self._learner.data = data
+
+    @property
+    def window(self) -> int | None:
+        """How many training samples are kept."""
+        return self._learner.window
+
+    @window.setter
+    def window(self, window: int | None) -> None:
+        self._learner.window = window
+
+    def add_samples(self, inputs: Tensor, labels: Tensor) -> None:
+        """Add training samples to the wrapped learner's."""
+        self._wrapped().add_samples(inputs, labels)
 
     def state(self) -> dict[str, Any]:
         """The state of the wrapped learner; the penalty has no state between two trainings."""

@@ -61,10 +61,12 @@ from .settings import Matching as Matching
 from .settings import MatchingSettings as MatchingSettings
 from .settings import NeighbourSettings as NeighbourSettings
 from .settings import ProtectionSettings as ProtectionSettings
+from .settings import SampleSettings as SampleSettings
 from .settings import ScheduleSettings as ScheduleSettings
 from .settings import Settings as Settings
 from .settings import SharingSettings as SharingSettings
 from .settings import TrustMode as TrustMode
+from .sharing import AUTO_MODELS as AUTO_MODELS
 from .store import MatchedStore as MatchedStore
 from .store import NetworkStore as NetworkStore
 from .store import schema_entries as schema_entries

@@ -241,9 +241,13 @@ class PeerGuards(Guards):
         now: float,
         *,
         counting: bool = True,
+        comparable: bool = True,
     ) -> Give | str:
         """See Guards."""
-        return super().inspect(give, own, weight, injected or self.weight, now, counting=counting)
+        reference = injected or self.weight
+        return super().inspect(
+            give, own, weight, reference, now, counting=counting, comparable=comparable
+        )
 
 
 def digest(value: Array) -> str:

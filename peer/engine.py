@@ -46,6 +46,7 @@ from ..models import (
     Metrics,
     ModelError,
     PeerCountAware,
+    SampleTaker,
     WeightAware,
     draws_twin,
 )
@@ -54,6 +55,7 @@ from .exits import PeerError
 from .machine import Machine, Saver, portable_time, trim_heap, uptime_of
 from .outgoing import Compression, Dispatch, Outgoing, Privacy
 from .presence import Event, Gone, Goodbye, Offline, Online, Phase, Statement
+from .sample_folder import watch_folder
 from .settings import Limits, Settings
 from .sharing import LiveSharing
 from .store import Agreement, MatchedStore
@@ -85,12 +87,15 @@ MIN_UNFINISHED = 64
 class InboundLimits:
     """How many bytes of received messages a peer holds, computed from the sizes of its own partial models.
 
-    sizes: number of values of each partial model. dtype: of values in the peer's own messages.
+    sizes: number of values of each partial model. dtype: of values in the peer's own messages. former_size:
+        of the largest partial model that has ended: transfers of it that are still under way are answered.
 
     Raises PeerError, which names the partial model, if its values do not fit into one message.
     """
 
-    def __init__(self, name: str, sizes: Mapping[str, int], dtype: WireDtype) -> None:
+    def __init__(
+        self, name: str, sizes: Mapping[str, int], dtype: WireDtype, former_size: int = 0
+    ) -> None:
         value_bytes = VALUE_BYTES[dtype]
         for model, size in sizes.items():
             if (total := size * value_bytes + MESSAGE_OVERHEAD) > MAX_MESSAGE_BYTES:
@@ -102,7 +107,7 @@ class InboundLimits:
         self._bytes_per_peer = sum(size * value_bytes + MESSAGE_OVERHEAD for size in sizes.values())
         """Bytes that one neighbour sends with one message about each partial model."""
         self._model_count = len(sizes)
-        largest = max(sizes.values(), default=0) * MAX_VALUE_BYTES + MESSAGE_OVERHEAD
+        largest = max([former_size, *sizes.values()]) * MAX_VALUE_BYTES + MESSAGE_OVERHEAD
         self.max_message_bytes = min(MAX_MESSAGE_BYTES, largest)
         """Bytes of the largest message that this peer can use; longer ones are dropped."""
 
@@ -154,6 +159,8 @@ class View:
     """Number of messages received so far."""
     plan: int
     """Which plan of what the swarm shares is followed; 0 without one."""
+    announcements: int
+    """Counts the changes of what our card says about plans."""
     awaits_others: bool
     """Whether others must follow the same plan before the next round is trained."""
 
@@ -238,11 +245,20 @@ class Engine:
         """Decides with the other peers which cells are shared; None if the partial models are given."""
         if settings.sharing == "auto":
             self.sharing = LiveSharing(name, learner, self.store, settings)
+        if settings.samples_folder is not None or settings.window is not None:
+            watch_folder(learner, settings, name)
+        takes_samples = isinstance(learner, SampleTaker) and learner.data is not None
+        if takes_samples and (self._twin is not None or self.sharing is not None):
+            key = "gain" if self._twin is not None else "sharing"
+            raise PeerError(
+                f"peer {name}: {key}: it compares networks on samples that stay the same, and this peer "
+                f"takes new ones; leave out {key}, or samples_folder and the learner's data function"
+            )
         self.weight = ONE * (samples if settings.weights == "samples" else 1)
         self.history = PeerHistory()
         self.ending: Ending | None = None
         self.dropped: Counter[str] = Counter()
-        self._received = 0
+        self._received = self._sample_errors = 0
         self.last_contact = self._session_start = self.machine.uptime()
         """When this session was last connected to the broker, by the machine's uptime."""
         self._saver = Saver(name, settings, checkpoint, self._tree, self.machine, self.limits)
@@ -263,6 +279,8 @@ class Engine:
         self.security: SecurityLayer = NullSecurity(name)
         self._schemas_ever: dict[str, str] = {}
         """Schema hashes of all partial models that this session has had."""
+        self._largest_size = 0
+        """Number of values of the largest partial model that this process has had."""
         self._describe_models()
         self.bootstrap = Bootstrap(name, settings, self.store, learner, self.weight)
         self._rng = np.random.default_rng(seed)
@@ -291,7 +309,8 @@ class Engine:
         # Transfers of former models are still acknowledged, repeated and taken back.
         self._schemas_ever = {**self._schemas_ever, **self.schemas}
         sizes = {model: store.read(model).size for model in self.schemas}
-        self.inbound_limits = InboundLimits(name, sizes, settings.dtype)
+        self._largest_size = max([self._largest_size, *sizes.values()])
+        self.inbound_limits = InboundLimits(name, sizes, settings.dtype, self._largest_size)
         """How many bytes of received packets may wait, and of which size."""
         self._reassembler = self.inbound_limits.make_reassembler()
         self._privacy = Privacy(name, settings, self.schemas)
@@ -301,6 +320,8 @@ class Engine:
             self.limits.max_pieces,
         )  # fmt: skip
         self.set_security(self.security)
+        if self._guards is not None:
+            self._guards.forget_models(self.schemas)
         # Peers need not agree on what they measure.
         self.agreement = Agreement(self.schemas.keys() - store.extra.keys(), store)
 
@@ -335,6 +356,7 @@ class Engine:
             rejection=self._rejection(),
             received=self._received,
             plan=0 if self.sharing is None else self.sharing.version,
+            announcements=0 if self.sharing is None else self.sharing.announcements,
             awaits_others=self.sharing is not None
             and self.sharing.awaits_others(self._others.online_now()),
         )
@@ -346,6 +368,7 @@ class Engine:
         if security is not self.security:
             self.dropped.update(self.security.counters)
         self.security = security
+        security.set_models(self.schemas, self._schemas_ever)
         self._dispatch.set_security(security)
         self._intake = Intake(
             security, self._schemas_ever,
@@ -370,11 +393,14 @@ class Engine:
         self.history.generation, self.history.claimed = generation, True
         self.undelivered_ending = None
         start_digests = self.bootstrap.open(self.gossiper, session_began)
-        # With guards a newcomer first collects values: it cannot judge them by its own untrained ones.
+        self._collect_initial_values()
+        return start_digests
+
+    def _collect_initial_values(self) -> None:
+        """With guards, let a newcomer collect values first: it cannot judge them by its untrained ones."""
         collects = self._guards and self.settings.mode == "async" and not self.store.is_staging
         sizes = {m: self.store.read(m).size for m in (self.bootstrap.waiting if collects else ())}
         self._initial_estimate = InitialEstimate(sizes, wait=ESTIMATE_WAIT)
-        return start_digests
 
     def begin(self, now: float, *, as_founder: bool, all_online: bool) -> None:
         """Let the peer's own weight count, as soon as its bootstrap allows it; see Bootstrap.begin."""
@@ -468,7 +494,11 @@ class Engine:
             self.gossiper = Gossiper.restore(snapshot, self.store, **options)
         self.gossiper.observe = lambda give, own: self.agreement.add(give.model, own, give.value)
         if self._guards is not None:
-            guard(self.gossiper, self._guards, self.machine.monotonic)
+            # What peers measure differs from peer to peer.
+            guard(
+                self.gossiper, self._guards, self.machine.monotonic,
+                comparable=lambda model: model not in self.store.extra,
+            )  # fmt: skip
 
     # --- training and turns ---------------------------------------------------------------------
 
@@ -486,6 +516,7 @@ class Engine:
             if not self.gossiper.injected(model) and (has_started or model in self.store.extra):
                 self.gossiper.inject(model, self.weight)
         self.bootstrap.update_models(self.gossiper)
+        self._collect_initial_values()
         models = self.gossiper.models
         counted = self.history.counted
         self.history.counted = {m: since for m, since in counted.items() if m in models}
@@ -511,6 +542,7 @@ class Engine:
         mass must stay here for the next round, or it would be passed on for ever without being trained.
         """
         trim_heap()  # return what gossip has freed since the last round
+        self._take_samples()
         before = self._privacy.values_before_training(self.network)
         metrics = self.learner.train(self.settings.every)
         self._privacy.release(self.network, before)
@@ -526,6 +558,22 @@ class Engine:
             self.gossiper.tick(self.machine.monotonic())
         self.view = self._make_view()
         return metrics
+
+    def _take_samples(self) -> None:
+        """Let the learner take the samples that have arrived since the last round, if it can."""
+        learner = self.learner
+        if not isinstance(learner, SampleTaker) or learner.data is None:
+            return
+        try:
+            if (samples := learner.data()) is not None:
+                learner.add_samples(*samples)
+        except Exception as error:  # the function may be a user's own, and raise anything
+            self._sample_errors += 1
+            if is_milestone(self._sample_errors):
+                _log.warning(
+                    "peer %s: new samples are left out: %s: %s (%d times so far)",
+                    self.name, type(error).__name__, error, self._sample_errors,
+                )  # fmt: skip
 
     @property
     def has_twin(self) -> bool:

@@ -36,7 +36,7 @@ from .membership import (
     wait_for_others,
 )
 from .presence import Phase, Status
-from .settings import Limits, Settings
+from .settings import FOREVER, Limits, Settings
 
 _log = logging.getLogger(__name__)
 
@@ -453,10 +453,7 @@ class Peer:
         progress = self._progress
         await wait_for_others(link)
         if link.view.round:
-            _log.info(
-                "peer %s continues after round %d of %d",
-                self.name, link.view.round, self.settings.rounds,
-            )  # fmt: skip
+            _log.info("peer %s continues after round %s", self.name, self._number(link.view.round))
         link.enter_phase("training")
         if progress.own_accuracy is not None and not progress.own_accuracy_published:
             progress.own_accuracy_published = True
@@ -479,7 +476,7 @@ class Peer:
     async def _average(self, link: Link) -> Event:
         while not link.view.averaged:
             await link.next_turn()
-        number, last, training = link.view.round, self.settings.rounds, self._training
+        number, last, training = link.view.round, self.settings.last_round, self._training
         if training is None:
             pass  # the round was trained before a crash; no metrics to publish
         elif number % self.settings.test_every == 0 or number == last:
@@ -487,7 +484,7 @@ class Peer:
             if number == last or now >= self._progress.last_log + PROGRESS_INTERVAL:
                 self._progress.last_log = now
                 _log.info(
-                    "peer %s: round %d of %d, accuracy %.3f", self.name, number, last, accuracy
+                    "peer %s: round %s, accuracy %.3f", self.name, self._number(number), accuracy
                 )
         else:
             await link.publish_record({"training_loss": training.mean_loss})
@@ -526,6 +523,11 @@ class Peer:
         await hand_over(link)
         return Event.HANDED_OVER
 
+    def _number(self, round_number: int) -> str:
+        """Return the number of a round for log lines: `3 of 30`, or only `3` if there is no last one."""
+        rounds = self.settings.rounds
+        return str(round_number) if rounds == FOREVER else f"{round_number} of {rounds}"
+
     def _settles(self, link: Link) -> bool:
         return self.settings.mode == "async" and (
             link.view.has_neighbours or bool(link.view.waiting)
@@ -554,7 +556,7 @@ class Peer:
         asked = self._leave.is_set() and failure is None
         if engine.ending is None:
             # In a new session after a lost lease all rounds may be trained, but the weight not count yet.
-            unfinished = link.view.round < self.settings.rounds or bool(link.view.waiting)
+            unfinished = link.view.round < self.settings.last_round or bool(link.view.waiting)
             kind = "failed" if failure else "left" if asked and unfinished else "finished"
             reason = str(failure) if failure else self._leave_reason or "its training is over"
             loop_report, events = self._loop_report(link), link.take_events()

@@ -145,7 +145,7 @@ class Link:
         """Whether the kept goodbyes have changed since they were passed to the engine's checkpoint."""
         self._plan: dict[str, Any] | None = None
         """For our card: with `sharing = "auto"`, the plan that we follow."""
-        self._plan_version = 0
+        self._announcement = 0
         self._published_rounds: dict[str, int] = {}
         """The view's `counting_rounds` in the status that we last published."""
         self._status_requested, self._answered_at = False, -inf
@@ -176,8 +176,8 @@ class Link:
 
     @property
     def announces_plan(self) -> bool:
-        """Whether we follow a plan that is not on our card yet."""
-        return self.view.plan != self._plan_version
+        """Whether what we say about plans is not on our card yet."""
+        return self.view.announcements != self._announcement
 
     def topic(self, kind: topics.Kind) -> str:
         """Return one of this peer's own topics."""
@@ -495,7 +495,7 @@ class Link:
 
         Runs after a turn, so the checkpoint has the plan already.
         """
-        self._plan_version = self.view.plan
+        self._announcement = self.view.announcements
         self._plan, group_models = await self.worker.run(self.engine.announced_plan)
         self._inbound_limits = self.engine.inbound_limits
         self._events += self.roster.set_models(self.engine.schema_entries, group_models)

@@ -30,6 +30,7 @@ from .exits import PeerError, Replaced, peer_errors
 from .link import Link, SessionOver
 from .presence import Event, Status
 from .settings import Settings
+from .sharing import AUTO_MODELS
 
 _log = logging.getLogger(__name__)
 
@@ -81,11 +82,12 @@ def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
             link.name,
         )
         return NullSecurity(link.name)
+    later_models = AUTO_MODELS if link.settings.sharing == "auto" else ()
     with peer_errors(link.name):
         return SwarmSecurity(
             credentials.identity, credentials.admission, credentials.owner,
             swarm=link.settings.swarm, session=link.session, models=link.engine.schemas,
-            since=link.session_began, memory=link.engine.security_memory(),
+            since=link.session_began, later_models=later_models, memory=link.engine.security_memory(),
             wall=link.machine.wall, clock=link.machine.monotonic,
         )  # fmt: skip
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from math import inf
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -19,6 +20,7 @@ from ..gossip import (
     ReleasePlan,
     RetryPolicy,
     SettingsTable,
+    alternatives,
     table_of,
 )
 from ..gossip.security import GuardSettings
@@ -27,16 +29,29 @@ from ..models import Start
 MAX_PIECES = 8192
 """Most packets of one message. Receivers can hold that many, and guards do not treat them as a flood."""
 
+AUTO_GUARDS = GuardSettings(distance=1.0, outlier=None)
+"""The default bounds of peers that decide by themselves what they share. With `distance = 0.5` a swarm of two
+tasks refused honest transfers until it had parted, and with `outlier = 3` afterwards too."""
+
 TrustMode = Literal["none", "swarm"]
 """none: every client of the broker is trusted, and can read everything. swarm: only peers that the
 swarm's owner invited take part, and their messages are encrypted; see SECURITY.md."""
 
 
+FOREVER: Final = "forever"
+"""The value of `rounds` of a peer that learns until it is told to leave."""
+
+
 class ScheduleSettings(SettingsTable):
     """How long peers train, and with which weight they are averaged; the top-level keys of a config."""
 
-    rounds: Count = 30
-    """Number of rounds: in each, a peer trains and then averages (or pushes, in async mode)."""
+    rounds: Annotated[
+        Count | Literal["forever"], alternatives('should be a number of rounds, or "forever"')
+    ] = 30
+    """Number of rounds: in each, a peer trains and then averages (or pushes, in async mode). Live peers also
+    take "forever": they learn until they are told to leave, and continue from there when they are started
+    again. A peer with a number, in a swarm with others that learn for ever, stays and averages when its
+    rounds are over, until it is told to leave."""
     every: Count = 1
     """How many times `local_samples` samples are trained in a round."""
     test_every: Count = 1
@@ -52,6 +67,11 @@ class ScheduleSettings(SettingsTable):
     it for a narrower interval: it takes two peers, and from about four on it is narrow enough to be of use
     (of 16 peers on the digits, a width of 0.61 with two twins, 0.16 with four). 0 measures nothing."""
 
+    @property
+    def last_round(self) -> float:
+        """The number of the last round; infinity if there is none."""
+        return inf if self.rounds == FOREVER else self.rounds
+
 
 class SharingSettings(SettingsTable):
     """Who decides what is shared."""
@@ -60,8 +80,10 @@ class SharingSettings(SettingsTable):
     """models: peers share what the partial models say. auto: peers begin by sharing every cell, and decide
     while they learn which cells become each peer's own or are averaged in groups of peers: a change is made
     where it lowers the loss on training samples that are held out for a while. If there are `models`, only
-    cells that all peers share can change. For four peers or more: in simulations in lockstep, and live in
-    the modes async and rounds, without `models`, compression, matching, trust and differential privacy."""
+    cells that all peers share can change. On a graph, cells that all peers share are averaged over its links;
+    the members of a group that formed itself average among each other, as if they were all neighbours. For
+    four peers or more: in simulations in lockstep, and live in the modes async and rounds, without `models`,
+    compression, matching, trust and differential privacy."""
 
 
 class LifecycleSettings(SettingsTable):
@@ -93,6 +115,20 @@ class LifecycleSettings(SettingsTable):
     the time."""
     tick: Positive = 0.05
     """Seconds from one check for due repetitions and recalls of transfers to the next, if nothing arrives."""
+
+
+class SampleSettings(SettingsTable):
+    """New samples for a peer that is running."""
+
+    samples_folder: str | None = None
+    """A folder in which new training samples arrive while the peer runs, a path relative to the device's
+    file: .npz files with the arrays x and y. It is looked through between two rounds, and at the start, the
+    newest files first until `window` is full; files are not removed. A file that cannot be used is logged and
+    left out until it changes. Write a file under another ending and rename it, so that it is never half
+    there. Accuracy is still measured on the test samples that the learner was made with."""
+    window: Count | None = None
+    """How many training samples the peer keeps: the newest. Set it when new samples arrive for ever; lower it
+    to forget faster when the data change."""
 
 
 class NeighbourSettings(SettingsTable):
@@ -127,7 +163,9 @@ class ProtectionSettings(SettingsTable):
     guards: Annotated[GuardSettings | Literal["off"] | None, table_of(GuardSettings)] = None
     """Bounds on the values that other peers may send, as in `{distance = 2.0}`: see gossip/security/guards.py
     for all keys. If left out: the default bounds with trust (but not with `private`, whose masks look like
-    attacks), and none without trust; "off" for none."""
+    attacks), and none without trust; "off" for none. With `sharing = "auto"` the default is wider, a
+    `distance` of 1 and no `outlier`: peers with different tasks would quarantine each other before they
+    part."""
     private: Mapping[str, float] = {}
     """Lockstep modes with trust: partial models whose values are masked while they are averaged, and the
     masks' scale, a power of two well above the values: `{global = 64.0}`. Raise `exchanges` with it."""
@@ -204,6 +242,7 @@ class Settings(
     SharingSettings,
     GossipSettings,
     LifecycleSettings,
+    SampleSettings,
     NeighbourSettings,
     ProtectionSettings,
     CredentialSettings,
@@ -228,9 +267,11 @@ class Settings(
     @property
     def bounds(self) -> GuardSettings | None:
         """The guards' bounds, or None without guards."""
-        if self.guards is None:
-            return GuardSettings() if self.trust == "swarm" and not self.private else None
-        return None if self.guards == "off" else self.guards
+        if self.guards is not None:
+            return None if self.guards == "off" else self.guards
+        if self.trust != "swarm" or self.private:
+            return None
+        return AUTO_GUARDS if self.sharing == "auto" else GuardSettings()
 
     def contradiction(self) -> str | None:
         """Return which of these settings exclude each other, and what to do about it; None if none do."""
@@ -265,9 +306,8 @@ class Settings(
                 auto and compress,
             'sharing = "auto": cells are matched by their partial model, which changes; leave matching out':
                 auto and bool(self.matching),
-            'sharing = "auto": invitations name the partial models, and these names are made later; leave '
-            'trust out':
-                auto and self.trust == "swarm",
+            'sharing = "auto": what peers measure would be sent without masks; leave private out':
+                auto and private,
             'sharing = "auto": what peers measure would be sent without noise; leave dp out':
                 auto and self.dp is not None,
             "compress: masked values look like random noise, which cannot be compressed; leave compress out, "

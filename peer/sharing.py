@@ -11,6 +11,14 @@ never average values of different meaning.
 
 In rounds mode all peers change at the same round: none trains beyond the end of its plan, and after a change
 each waits until the others have changed too.
+
+A newcomer follows the plan on the cards; cells that groups average are its own at first. The next plan gives
+it a row in the statistics and lets it look for its groups: all peers then average the values of their groups
+in one more vector (its name begins with `groups`), the newcomer tries each group's values on its held-out
+samples, and its card says whose groups it prefers (`like`). The plan after that puts it there. Only the
+newcomer's models change: those of the others keep their names, their members and all their weight. A peer
+that has left stays in the assignment, where it makes no difference: its row is empty, and its groups are
+those of the peers that are left. If it comes back, it has them again.
 """
 
 from __future__ import annotations
@@ -21,11 +29,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from ..gossip import Array, Gossiper
+from ..gossip import Gossiper, topics
 from ..models import Learner, Metrics, ModelError, norm_layers
 from ..models.sharing import (
-    GLOBAL,
     MIN_PEERS,
     MIN_SAMPLES,
     OWN,
@@ -33,6 +41,7 @@ from ..models.sharing import (
     AutoOptions,
     Compared,
     Decision,
+    GroupValues,
     Memory,
     Plan,
     Planner,
@@ -43,14 +52,24 @@ from ..models.sharing import (
     frozen_parts,
 )
 from .exits import PeerError
+from .means import SwarmMean
 from .presence import Online
 from .settings import Settings
 from .store import MatchedStore
 
 _log = logging.getLogger(__name__)
 
+AUTO_MODELS = ("global*", "group*", "statistics-*")
+"""Patterns of the names of all partial models that peers begin by themselves, for their invitations."""
+MAX_VERSIONS = 10**6
+"""How many versions a plan may be ahead of the newest one that is known. Far more than a peer can miss, and
+far less than it would take to use up the numbers of versions, so that nobody can make the last plan."""
+
 ASYNC_OPTIONS = AutoOptions(latest=12, every=6, settle=6)
 """In async mode a round's pushes reach only a few peers, so what is measured needs more rounds to travel."""
+
+MIN_TRIALS = 2
+"""Rounds in which a newcomer tries the values of a group before it prefers it."""
 
 
 class LiveSharing:
@@ -78,8 +97,16 @@ class LiveSharing:
         """The newest plan that is known, and the name of the peer that made it."""
         self._made_by = ""
         """The name of the peer that made the plan that is followed."""
-        self._added: Array | None = None
-        """What this peer has added to the statistics so far."""
+        self._statistics: SwarmMean | None = None
+        """What all peers have measured."""
+        self._groups: GroupValues | None = None
+        self._group_means: SwarmMean | None = None
+        """While newcomers look for their groups: where the values of groups are in a vector, and its mean."""
+        self._like: str | None = None
+        """The peer whose groups this one prefers: empty while it looks, None if it has its groups."""
+        self._trials: dict[str, list[float]] = {}
+        """A newcomer's held-out losses with the groups of other peers, and with its own values."""
+        self._announcements = 0
         self._round_is_open = False
         """Whether a round was trained whose averaging has not been measured."""
         self._report: SharingReport | None = None
@@ -106,32 +133,44 @@ class LiveSharing:
         return 0 if self.plan is None else self.plan.version + 1
 
     @property
+    def announcements(self) -> int:
+        """Counts the changes of what the card says."""
+        return self._announcements
+
+    @property
     def group_models(self) -> frozenset[str]:
-        """Partial models that some peers share; their members average them whatever the graph is."""
+        """Partial models of groups that have formed; members average them whatever the graph is."""
         plan = self.plan
         if plan is None:
             return frozenset()
-        assignment, network = plan.assignment, self._learner.network
-        apart = {assignment.model(scheme, self._name) for scheme in (GLOBAL, OWN)}
-        return frozenset(network.averaged_models) - apart
+        models = self._learner.network.averaged_models
+        return plan.assignment.among_all_members(models, OWN + 1)
 
     # --- plans on cards -------------------------------------------------------------------------
 
     def as_card_entry(self) -> dict[str, Any] | None:
-        """Return the plan that is followed and who made it, for the peer's card."""
+        """Return the plan that is followed, who made it, and a newcomer's choice, for the peer's card."""
         plan = self.plan
-        return None if plan is None else {"by": self._made_by, "plan": plan.as_record()}
+        if plan is None:
+            return None
+        return {"by": self._made_by, "plan": plan.as_record(), "like": self._like}
 
     def offer(self, entry: dict[str, Any]) -> None:
         """Note the plan on another peer's card; raise ModelError if it is not a plan for this network."""
         try:
-            by, record = str(entry["by"]), entry["plan"]
-            known = self._newest
-            if known is not None and not _holds(record["version"], by, known[0].version, known[1]):
-                return
+            by, record = topics.check_name("peer", entry["by"]), entry["plan"]
+            version, known = record["version"], self._newest
+            if known is not None:
+                if not _holds(version, by, known[0].version, known[1]):
+                    return
+                if version > known[0].version + MAX_VERSIONS:
+                    raise ModelError(f"version {version} of a plan, after {known[0].version}")
             plan = Plan.from_record(self._anatomy, record)
-            Memory(**plan.memory)
+            if not plan.assignment.is_named_by_content:
+                raise ModelError("a plan names partial models like those of another assignment")
             self._newest = plan, by
+        except ModelError:
+            raise
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"the plan on a card cannot be read ({error!r})") from None
 
@@ -144,53 +183,120 @@ class LiveSharing:
         if present is not None and not _holds(plan.version, by, present.version, self._made_by):
             return False
         before = set(self._store.names())
+        self._take_place(plan, present)
         if self._member is None:
-            self._member = SharingMember(self._learner, plan, self._options)
+            self._member = SharingMember(self._learner, plan, self._options, name=self._name)
         else:
             self._member.follow(plan)
+        self._store.own_model = plan.assignment.model(OWN, self._name)
         if by != self._name:
             self._planner = None
         self._made_by = by
+        self._announcements += 1
         if self._report is None:
             self._report = SharingReport(plan.assignment)
         self._report.add(plan.round, plan.assignment)
-        if present is None or plan.layout.name != present.layout.name:
-            self._added = None
         if present is None or plan.assignment.digest != present.assignment.digest:
             models = ", ".join(sorted(self._learner.network.models))
             _log.info(
                 "peer %s follows plan %d of %s: it has the models %s",
                 self._name, plan.version, by, models,
             )  # fmt: skip
-        if self._added is None:
-            zeros = np.zeros(plan.layout.size, np.float32)
-            self._store.extra = {self._statistics_name: zeros}
+        self._statistics = self._averaged_in(
+            self._statistics, f"statistics-{plan.layout.name}", plan.layout.size
+        )
+        groups = None
+        if plan.newcomers and self._name in plan.assignment.peers:
+            groups = GroupValues(plan.assignment, plan.newcomers)
+        if groups is None or self._groups is None or groups.name != self._groups.name:
+            self._groups = groups
+            self._trials = {}
+        if groups is not None:
+            self._group_means = self._averaged_in(
+                self._group_means, f"groups-{groups.name}", groups.size
+            )
+        elif self._group_means is not None:
+            self._group_means.remove()
+            self._group_means = None
         return before != set(self._store.names())
+
+    def _averaged_in(self, mean: SwarmMean | None, name: str, size: int) -> SwarmMean:
+        """Return the mean if it has this name; otherwise replace it by a new one."""
+        if mean is not None and mean.name == name:
+            return mean
+        if mean is not None:
+            mean.remove()
+        return SwarmMean(self._store, name, size)
+
+    def _take_place(self, plan: Plan, present: Plan | None) -> None:
+        """As a newcomer: note whether a plan leaves us out, and take over the values of groups we join."""
+        assignment = plan.assignment
+        if self._name not in assignment.peers:
+            self._like = ""
+        elif self._like is None:
+            return
+        elif not assignment.groupings:
+            self._like = None
+        elif self._like in assignment.peers and assignment.groups_of(
+            self._name
+        ) == assignment.groups_of(self._like):
+            if self._groups is not None and self._group_means is not None:
+                values = self._values_like(self._like)
+                if values is not None:
+                    self._learner.network.flat.copy_(torch.from_numpy(values))
+            _log.info("peer %s joins the groups of peer %s", self._name, self._like)
+            self._like = None
+        elif present is not None and assignment.suffix != present.assignment.suffix:
+            self._like = ""  # what was preferred is no longer there
 
     # --- rounds ---------------------------------------------------------------------------------
 
     def trained(self, training: Metrics, gossiper: Gossiper) -> None:
         """Add what was measured to the statistics, after a round of training."""
-        if self._member is None:
+        if self._member is None or self._statistics is None:
             return
-        new = self._member.before_averaging(training)
-        name = self._statistics_name
-        weight = gossiper.weight(name)
-        if weight:
-            # The estimate is sum / weight, and the peer's own weight is that of one peer.
-            change = new if self._added is None else new - self._added
-            scale = gossiper.injected(name) / weight
-            self._store.extra[name] = self._store.extra[name] + (change * scale).astype(np.float32)
-            self._added = new
+        self._statistics.add(gossiper, self._member.before_averaging(training))
+        if self._groups is not None and self._group_means is not None:
+            self._group_means.add(gossiper, self._groups.pack(self._name, self._values()))
         self._round_is_open = True
 
-    def averaged(self, round_number: int, online: Collection[str]) -> None:
+    def _values(self) -> np.ndarray:
+        return self._learner.network.flat.cpu().numpy().copy()
+
+    def _values_like(self, example: str) -> np.ndarray | None:
+        """Return our values with those of another peer's groups in their place; None while one is unknown."""
+        assert self._groups is not None
+        assert self._group_means is not None
+        if example == self._name:
+            return self._values()
+        return self._groups.values_like(example, self._group_means.value, self._values())
+
+    def _try_groups(self) -> None:
+        """As a newcomer: try the values of all groups on held-out samples, and note which are best."""
+        if self._groups is None or self._like is None or self._member is None:
+            return
+        for example in (*self._groups.examples, self._name):
+            if (values := self._values_like(example)) is not None:
+                loss = self._member.held_out_loss(values)
+                self._trials.setdefault(example, []).append(loss)
+        tried = {
+            example: float(np.mean(losses[-MIN_TRIALS:]))
+            for example, losses in self._trials.items()
+            if len(losses) >= MIN_TRIALS
+        }
+        if len(tried) > 1 and (best := min(tried, key=lambda each: tried[each])) != self._like:
+            self._like = best
+            self._announcements += 1
+
+    def averaged(self, round_number: int, online: Mapping[str, Online]) -> None:
         """Measure, when the averaging of a round is over; make the next plan if it is due and our turn.
 
-        online: the names of the other peers that are online.
+        online: by name, what is known of the other peers that are online.
         """
-        if self._member is not None and self._round_is_open and self._added is not None:
-            self._member.after_averaging(self._store.extra[self._statistics_name])
+        mean = self._statistics
+        if self._member is not None and self._round_is_open and mean is not None and mean.has_own:
+            self._member.after_averaging(mean.value)
+            self._try_groups()
         self._round_is_open = False
         if self._is_over(round_number) or self._name != min([*online, self._name], key=_in_order):
             return
@@ -203,9 +309,9 @@ class LiveSharing:
             if len(others) + 1 >= MIN_PEERS and others <= {*online}:
                 self._newest = self.first_plan(round_number, others), self._name
             return
-        if round_number < plan.until or self._added is None:
+        if round_number < plan.until or mean is None or not mean.has_own:
             return
-        statistics = Statistics(plan.layout, self._store.extra[self._statistics_name])
+        statistics = Statistics(plan.layout, mean.value)
         if plan.candidates and statistics.measured < MIN_PEERS:  # too little has arrived yet
             longer = replace(plan, version=plan.version + 1, until=round_number + 1, chosen=None)
             self._newest = longer, self._name
@@ -220,11 +326,43 @@ class LiveSharing:
             _log.info("peer %s decides for the swarm: %s", self._name, planner.decisions[-1])
         self._decisions, planner.decisions = [*self._decisions, *planner.decisions], []
         self._compared, planner.compared = [*self._compared, *planner.compared], []
-        self._newest = made, self._name
+        self._newest = self._with_newcomers(made, online), self._name
+
+    def _with_newcomers(self, plan: Plan, online: Mapping[str, Online]) -> Plan:
+        """Return the plan with peers that joined late: with a row at once, in groups when they prefer some.
+
+        Peers are compared only once all of them have measured, so a plan that moves peers compares nothing.
+        """
+        like = {name: (other.plan or {}).get("like") for name, other in online.items()}
+        like[self._name] = self._like
+        assignment = before = plan.assignment
+        # A change of the assignment comes first: what newcomers have tried is then no longer there.
+        for name in assignment.peers if plan.chosen is None else ():
+            if (example := like.get(name)) in assignment.peers and example != name:
+                assignment = assignment.joined(name, example)
+        new = sorted(like.keys() - {*assignment.peers}, key=_in_order)
+        assignment = assignment.with_peers(new)
+
+        def has_groups(name: str) -> bool:
+            example = like.get(name)
+            return example in assignment.peers and (
+                assignment.groups_of(name) == assignment.groups_of(example)
+            )
+
+        looking = [
+            name
+            for name in assignment.peers
+            if (name in new or like.get(name) is not None) and not has_groups(name)
+        ]
+        plan = replace(plan, newcomers=tuple(looking) if assignment.groupings else ())
+        if assignment.digest == before.digest:
+            return plan
+        lasts = self._options.settle if plan.deciding else self._options.every
+        return replace(plan, assignment=assignment, candidates=(), until=plan.round + lasts)
 
     def _is_over(self, round_number: int) -> bool:
         """Whether no plan is made any more: a change shortly before the end of training is of no use."""
-        return self._never_decides or round_number + self._options.every > self._settings.rounds
+        return self._never_decides or round_number + self._options.every > self._settings.last_round
 
     def awaits_plan(self, round_number: int) -> bool:
         """Return whether, in lockstep, no round may be trained before the next plan is known."""
@@ -246,7 +384,8 @@ class LiveSharing:
         own = {scheme: assignment.model(scheme, self._name) for scheme in schemes}
         for peer in set(assignment.peers) & others.keys():
             shared = {m for scheme, m in own.items() if m == assignment.model(scheme, peer)}
-            shared.add(self._statistics_name)
+            if self._statistics is not None:
+                shared.add(self._statistics.name)
             sources = settings.neighbours if settings.sources is None else settings.sources
             for models, neighbours in (
                 (others[peer].models, settings.neighbours),
@@ -269,21 +408,17 @@ class LiveSharing:
         first = Planner(self._options).first(Assignment.shared(self._anatomy, peers))
         return replace(first, until=round_number + first.until)
 
-    @property
-    def _statistics_name(self) -> str:
-        assert self._member is not None
-        return f"statistics-{self._member.plan.layout.name}"
-
     # --- checkpoints ----------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any] | None:
         """Return what a restart needs; None before the first plan."""
         entry = self.as_card_entry()
-        if entry is None:
+        if entry is None or self._statistics is None:
             return None
+        groups = self._group_means
         return entry | {
-            "statistics": self._store.extra[self._statistics_name],
-            "added": self._added,
+            "statistics": self._statistics.snapshot(),
+            "groups": None if groups is None else groups.snapshot(),
         }
 
     def restore(self, data: dict[str, Any] | None) -> None:
@@ -292,8 +427,13 @@ class LiveSharing:
             return
         self.offer({"by": data["by"], "plan": data["plan"]})
         self.follow()
-        self._store.extra[self._statistics_name] = np.array(data["statistics"])
-        self._added = None if data["added"] is None else np.array(data["added"])
+        self._like = data["like"]
+        for mean, values in (
+            (self._statistics, data["statistics"]),
+            (self._group_means, data["groups"]),
+        ):
+            if mean is not None and values is not None:
+                mean.restore(values)
 
 
 def _in_order(name: str) -> tuple[int, str]:

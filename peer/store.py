@@ -24,10 +24,13 @@ class NetworkStore:
         self._network = network
         self.extra: dict[str, Array] = {}
         """Vectors that are averaged too, but are not part of the network."""
+        self.own_model: str | None = None
+        """A partial model that is this peer's own: no card names it, so no other peer can ask for it."""
 
     def names(self) -> Iterable[str]:
         """Return the names of the vectors: partial models, pairs with cross-model averaging, and `extra`."""
-        return (*self._network.averaged_models, *self.extra)
+        averaged = (model for model in self._network.averaged_models if model != self.own_model)
+        return (*averaged, *self.extra)
 
     def read(self, name: str) -> Array:
         """Return the vector's values: a view of the network if they are contiguous, else a copy."""

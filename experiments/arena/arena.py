@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +106,8 @@ class Arena:
         `device`.
     sharing
         `AutoSharing()` lets the swarm decide by itself which cells it shares, and with whom; the learners'
-        slices are replaced, unless it has `keep_models`. Where a group of peers is not connected on the graph
-        of `Gossip(…)`, the fewest further links are added. Not supported with `wire`, `stores` or `device`.
+        slices are replaced, unless it has `keep_models`. Members of a group that formed itself average among
+        each other whatever the graph of `Gossip(…)` is. Not supported with `wire`, `stores` or `device`.
     wire
         Simulate transmission: rounding, compression, skipped pushes, as in `Wire(compress="int8")`. Peers
         then run the same gossip code as live peers instead of one matrix product, and
@@ -204,7 +204,8 @@ class Arena:
     def _renew(self) -> None:
         if self.sharing is not None and isinstance(self._mixing, Gossip):
             models = implementers([learner.network for learner in self._learners])
-            self._mixing = self._mixing.bridged(models)
+            groups = self.sharing.assignment.among_all_members(models, self.sharing.given_groupings)
+            self._mixing = replace(self._mixing, complete=groups)
         self._form_groups(group_learners(self._learners), self._averager.step)
 
     def _form_groups(self, specs: Sequence[GroupSpec], step: int = 0) -> None:
@@ -241,7 +242,7 @@ class Arena:
 
     @property
     def mixing(self) -> Mixing:
-        """How peers average now: with `sharing`, links may have been added to the graph."""
+        """How peers average now: with `sharing`, groups may have formed that the graph does not limit."""
         return self._mixing
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -113,12 +113,16 @@ class Gossip:
         `edges`.
     exchanges
         The number of exchanges per averaging. Raise it if peers still disagree after a round.
+    complete
+        Partial models whose members are all neighbours of each other, whatever the graph is: an exchange
+        leads to their mean.
     """
 
     graph: nx.Graph | Schedule
     kind: Literal["push-sum", "plain"] = "push-sum"
     rule: Rule | None = None
     exchanges: int = 1
+    complete: frozenset[str] = frozenset()
     _matrices: dict[tuple[int, tuple[int, ...]], csr_array] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -167,26 +171,18 @@ class Gossip:
                 f"the graph has {len(self.graph)} nodes and there are {peers} learners: nodes must be "
                 f"the numbers 0 to {peers - 1}, one for each learner, and here they begin with {examples}"
             )
-        members = {name: list(peers_of_model) for name, peers_of_model in models.items()}
+        members = {
+            name: list(peers_of_model)
+            for name, peers_of_model in models.items()
+            if name not in self.complete
+        }
         require_models_connected(self.graph, members, self._rule)
-
-    def bridged(self, models: Mapping[str, Sequence[int]]) -> Gossip:
-        """Return gossip on the graph with the fewest further links that connect the members of every model.
-
-        A schedule of graphs stays as it is.
-        """
-        from ...topology import Schedule, bridge, bridged
-
-        if isinstance(self.graph, Schedule):
-            return self
-        added = bridge(self.graph, {name: list(members) for name, members in models.items()})
-        if not added.edges:
-            return self
-        return replace(self, graph=bridged(self.graph, added))
 
     def matrices(
         self, model: str, members: Sequence[int], step: int, weights: np.ndarray
     ) -> tuple[list[csr_array] | None, np.ndarray]:
+        if model in self.complete:
+            return None, weights
         matrices = []
         for exchange in range(self.exchanges_before(step), self.exchanges_before(step + 1)):
             matrix = self._matrix(members, exchange)

@@ -39,21 +39,24 @@ from ...models import (
 )
 from ...models.stack import MemoryNeeds, estimate_memory, free_memory
 from ...peer import MatchedStore, blocks, schema_entries
-from ...topology import Event, TopologyError, draw_events, read_events
+from ...topology import Event, Schedule, TopologyError, draw_events, read_events
 from ..build import (
     Member,
+    PeerFacts,
     Swarm,
     check_compression,
     members_in_order,
     refuse_auto_sharing,
     require_push,
     shared_models,
+    write_peers,
 )
 from ..cli import console
 from ..config.needs import warn_unused_keys
 from ..config.tables import Churn, Config, ConfigError, Time
-from ..graphs.swarm import PUSHES, graph_of
+from ..graphs.swarm import PUSHES, WINDOW, graph_of
 from ..results import (
+    PEERS_FILE,
     SHARING_FILE,
     RecordFile,
     Results,
@@ -127,9 +130,16 @@ class Simulation:
             twins=choose_twins(config.gain, config.peers, config.seed),
         )
 
+    def graph(self) -> nx.Graph | None:
+        """Return the links of the config's topology, of one period if they change; None if it has none."""
+        if self.config.topology is None or not isinstance(self.mixing, Gossip):
+            return None
+        links = self.mixing.graph
+        return links.union(0, links.period or WINDOW) if isinstance(links, Schedule) else links
+
     def rounds(self, arena: Arena | None = None) -> Iterator[Round]:
         """Run the config's rounds, in a new arena if none is given."""
-        yield from (arena or self.arena()).run(self.config.rounds)
+        yield from (arena or self.arena()).run(self.config.round_count)
 
 
 def _auto_sharing(config: Config, members: Sequence[Member], source: str) -> AutoSharing:
@@ -224,8 +234,9 @@ class LearningSimulation:
     threads: threads that train peers in parallel; they do not affect the result.
     on_test: called with every test, in an order that depends only on the config.
 
-    `events` drives the gossipers; `rounds` counts the training jobs that each peer has finished; `tests` are
-    all tests so far; `gains`, at the end, of the peers that are online and have a lone twin.
+    `graph` has the links; `events` drives the gossipers; `rounds` counts the training jobs that each peer has
+    finished; `tests` are all tests so far; `gains`, at the end, of the peers that are online and have a lone
+    twin.
     """
 
     def __init__(
@@ -245,7 +256,7 @@ class LearningSimulation:
         require_push(config, source, "peers in virtual time", "leave out [time]")
         refuse_auto_sharing(config, source, "peers in virtual time", "leave out [time]")
         self.members, _ = members_in_order(Swarm(config, source))
-        graph = _graph(config, self.members, source)
+        self.graph = graph = _graph(config, self.members, source)
         self.world, self.seconds = _world(config, graph, source)
         self.tests = AccuracyLog(presence_of(self.world, [member.name for member in self.members]))
         peers_of_model = shared_models(self.members)
@@ -408,7 +419,7 @@ def _world(config: Config, graph: nx.Graph, source: str) -> tuple[World, float]:
         )
     try:
         training = parse(time.training, "training")
-        seconds = time.seconds or config.rounds * (training.mean * config.every)
+        seconds = time.seconds or config.round_count * (training.mean * config.every)
         conditions = Conditions(
             training=training,
             delay=parse(time.delay, "delay"),
@@ -498,7 +509,7 @@ def simulate(
     networks: bool = False,
     on_round: Callable[[Round], None] = lambda _: None,
 ) -> list[Path]:
-    """Run a simulation and write config.json, metrics.jsonl, summary.csv and accuracy.png / .svg.
+    """Run a simulation and write config.json, peers.json, metrics.jsonl, summary.csv and accuracy.png / .svg.
 
     If values are compressed, rounded or skipped, traffic.csv has the bytes of each shared model. If peers
     decide what they share, every decision is printed, and sharing.json has all of them. If peers have lone
@@ -508,7 +519,8 @@ def simulate(
     """
     # Before the results folder is created, since this raises if memory is too small.
     arena, members = simulation.arena(), simulation.members
-    with _recorded(simulation.config, members, results, networks, arena.wire_simulation) as (
+    simulator, graph = arena.wire_simulation, simulation.graph()
+    with _recorded(simulation.config, members, graph, results, networks, simulator) as (
         file,
         written,
     ):
@@ -583,7 +595,8 @@ def simulate_in_time(
     warn_unused_keys(config, "virtual", source)
     # Before the results folder is created, since this raises if the config is wrong.
     run = LearningSimulation(config, source, threads=threads, on_test=record_test)
-    with _recorded(config, run.members, results, networks, run.events) as (file, written):
+    graph = None if config.topology is None else run.graph
+    with _recorded(config, run.members, graph, results, networks, run.events) as (file, written):
         on_start(run.seconds)
         stays = ([peer, *stay] for peer, times in run.tests.presence.items() for stay in times)
         write_csv(results.folder / "presence.csv", ["peer", "from", "until"], stays)
@@ -601,6 +614,7 @@ def simulate_in_time(
 def _recorded(
     config: Config,
     members: Sequence[Member],
+    graph: nx.Graph | None,
     results: Results,
     networks: bool,
     simulator: EventSimulator | None,
@@ -614,6 +628,7 @@ def _recorded(
         try:
             with RecordFile(out / "metrics.jsonl") as file:
                 write_json(out / "config.json", config.model_dump(mode="json"))
+                write_peers(out / PEERS_FILE, [PeerFacts.of(member) for member in members], graph)
                 yield file, written
         except KeyboardInterrupt:
             if networks:

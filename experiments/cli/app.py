@@ -138,7 +138,7 @@ def _in_lockstep(settings: Config, source: str, results: Results, networks: bool
 
     simulation = Simulation.of(settings, source)
     with console.progress("rounds") as bar:
-        task = bar.add_task(settings.name, total=settings.rounds, latest="")
+        task = bar.add_task(settings.name, total=settings.round_count, latest="")
 
         def show(round: Round) -> None:
             bar.advance(task)
@@ -455,6 +455,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments: if left out, those of the process's command line.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    console.Invocation.begin(arguments)
     try:
         app([_example_path(each) for each in arguments], prog_name="gossamer")
     except Stopped as stop:

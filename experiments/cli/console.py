@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import typer
 from rich import box
@@ -23,9 +24,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gossamer import __version__
+
 from ...peer import exit_on_interrupt
 from ..errors import Stopped
-from ..results import Results
+from ..results import Record, Results
 
 if TYPE_CHECKING:
     from ..config.tables import Config
@@ -55,6 +58,7 @@ def say(text: str) -> None:
 
 def warn(text: str) -> None:
     """Print a warning or a note to stderr, without rich's markup and line breaks."""
+    Invocation.warnings.append(text)
     err.print(text, soft_wrap=True, markup=False)
 
 
@@ -205,6 +209,39 @@ def _parse_docstring(function: Callable[..., object]) -> tuple[str, dict[str, st
     return text.strip(), dict(zip(entries[::2], texts, strict=True))
 
 
+class Invocation:
+    """The command that this process runs: its arguments, when it began, and what it has warned of."""
+
+    arguments: ClassVar[list[str]] = []
+    warnings: ClassVar[list[str]] = []
+    started: ClassVar[str] = ""
+
+    @classmethod
+    def begin(cls, arguments: Sequence[str]) -> None:
+        """Forget the command before, if any: tests run several commands in one process."""
+        # A password must not end in a file of results that is passed on.
+        cls.arguments = [re.sub(r"(://[^:/@]*):[^/]*@", r"\1@", text) for text in arguments]
+        cls.warnings, cls.started = [], _utc_now()
+
+    @classmethod
+    def details(cls) -> Record:
+        """Return what a run's folder tells about the command: arguments, warnings, times and versions."""
+        import platform
+        from importlib.metadata import version
+
+        packages = ("torch", "numpy", "networkx")
+        return {
+            "arguments": cls.arguments, "started": cls.started, "written": _utc_now(),
+            "warnings": list(cls.warnings),
+            "versions": {"gossamer": __version__, "python": platform.python_version()}
+            | {name: version(name) for name in packages},
+        }  # fmt: skip
+
+
+def _utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 # --- output options and torch -----------------------------------------------------------------------
 
 
@@ -223,7 +260,13 @@ class Output:
     def results(self, default: Path | str, command: str) -> Results:
         """Return the results folder of a command: `out`, or the next numbered folder in `default`."""
         exact = self.out is not None
-        return Results(self.out or Path(default), command, exact=exact, force=self.force)
+        return Results(
+            self.out or Path(default),
+            command,
+            exact=exact,
+            force=self.force,
+            details=Invocation.details,
+        )
 
 
 @contextmanager

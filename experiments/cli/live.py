@@ -273,7 +273,7 @@ def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
         return (
             True  # it was stopped before it had left: it publishes its goodbye (last status) again
         )
-    if rounds >= spec.settings.rounds:
+    if rounds >= spec.settings.last_round:
         console.say(
             f"peer {spec.name} has finished its {rounds} rounds (report: {report}); use --again to start "
             "from the beginning"

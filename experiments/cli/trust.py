@@ -76,7 +76,9 @@ def invite_command(
         out: The file for the invitation or ticket.
         peer: The peer's public key with its label, as gossamer keygen printed it.
         uses: Instead of --peer: write an open ticket for this number of peers.
-        model: A partial model that the peer may share; repeat for more. All models if left out.
+        model: A partial model that the peer may share; repeat for more. All models if left out. A pattern
+            such as 'group*' admits to every model whose name begins like that. Peers with sharing = "auto"
+            begin models while they run: give them 'global*', 'group*' and 'statistics-*'.
         days: Days until it expires; if left out, 365 for an invitation and 7 for a ticket.
     """
     if (peer is None) == (uses is None):

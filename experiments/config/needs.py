@@ -16,7 +16,7 @@ from ...gossip import LinkSettings
 from ...peer import LifecycleSettings
 from ..cli import console
 from ..errors import ConfigError
-from .tables import Config, Experiment
+from .tables import NOT_FOREVER, Config, Experiment
 
 Run = Literal["lockstep", "virtual", "live", "compare"]
 """How a config is run: simulated in lockstep or in virtual time, by live peers, or in a comparison."""
@@ -232,12 +232,23 @@ def warn_unused_keys(config: Experiment, run: Run, source: str = "config") -> No
 
     Raises ConfigError for keys that belong to another type of run, such as [sweep].
     """
+    if run != "live":
+        refuse_forever(config, source)
     for key, need in unused(config, run):
         if need.reaction == "refuse":
             raise ConfigError(_message(source, key, need))
         if need.reaction == "warn":
             console.warn(_message(source, key, need))
     _warn_prior([config], source)
+
+
+def refuse_forever(config: Experiment, source: str = "config") -> None:
+    """Raise if a config for a simulation does not say when it ends."""
+    ends = (
+        isinstance(config, Config) and config.time is not None and config.time.seconds is not None
+    )
+    if config.rounds == "forever" and not ends:
+        raise ConfigError(f"{source}: {NOT_FOREVER}")
 
 
 def _warn_prior(configs: Sequence[Experiment], source: str) -> None:

@@ -309,7 +309,9 @@ class Training(SettingsTable):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Training:
-        if self.epochs is not None and "local_samples" in self.model_fields_set:
+        # A config that was written out and read again has every key, with its default.
+        changed = self.local_samples != type(self).model_fields["local_samples"].default
+        if self.epochs is not None and changed:
             raise validation_error("has epochs and local_samples: leave one of them out")
         if self.momentum is not None and self.optimizer != "momentum":
             raise validation_error(
@@ -414,6 +416,12 @@ class Time(SettingsTable):
     """Periods in which some peers exchange no messages with the others."""
 
 
+NOT_FOREVER = (
+    "key 'rounds': only live peers learn for ever (gossamer swarm, gossamer join); give the number of rounds "
+    "to run here"
+)
+
+
 class Experiment(ScheduleSettings):
     """The keys that configs of swarms and of comparisons share: peers, data, tasks, network, training."""
 
@@ -432,6 +440,13 @@ class Experiment(ScheduleSettings):
     """The network that every peer trains."""
     training: Training = Training()
     """How a peer learns between two averagings."""
+
+    @property
+    def round_count(self) -> int:
+        """The number of rounds; ConfigError if peers learn for ever, which only live peers can."""
+        if self.rounds == "forever":
+            raise ConfigError(NOT_FOREVER)
+        return self.rounds
 
 
 class Config(SharingSettings, Experiment):

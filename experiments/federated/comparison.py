@@ -189,7 +189,7 @@ def run(cell: Cell) -> Record:
     samples = [client.samples for client in clients]  # a method may hold some of them out
     state = _start(method, clients, cell.line, cell.source)
     curve = [_point(0, sent, seconds, method.test(state, clients))]
-    for index in range(1, config.rounds + 1):
+    for index in range(1, config.round_count + 1):
         # Every round has its own random generator: participants are the same for all methods, however
         # many random numbers a method draws.
         context = method.round_context(clients, seeded_rng(cell.seed, "round", index))
@@ -200,7 +200,7 @@ def run(cell: Cell) -> Record:
             raise ConfigError(f"{cell.source}: in [methods.{cell.line}]: {error}") from None
         seconds += time.process_time() - began
         sent += context.bytes
-        if index % config.test_every == 0 or index == config.rounds:
+        if index % config.test_every == 0 or index == config.round_count:
             curve.append(_point(index, sent, seconds, method.test(state, clients)))
     return {
         "key": cell.key, "method": cell.line, "seed": cell.seed, "bound": method.bound,
@@ -249,7 +249,7 @@ def comparison_study(config: Comparison, source: str = "config") -> Study[Cell]:
 
     return Study(
         config.name, cells, run_cells, table, figure,
-        titles={"summary": f"{config.name}: after {config.rounds} rounds"},
+        titles={"summary": f"{config.name}: after {config.round_count} rounds"},
         latest=latest,
         json_files={"config.json": config.model_dump(mode="json")},
     )  # fmt: skip

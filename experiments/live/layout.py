@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,12 +24,14 @@ from ...gossip import Count, GossipSettings, LinkSettings
 from ...gossip.security import Identity, TrustError, invite, public_text, save_invitation
 from ...models import choose_twins
 from ...peer import (
+    AUTO_MODELS,
     BrokerAddress,
     CredentialSettings,
     LifecycleSettings,
     MatchingSettings,
     NeighbourSettings,
     PeerSpec,
+    SampleSettings,
     ScheduleSettings,
     Settings,
     SwarmSpec,
@@ -37,6 +39,7 @@ from ...peer import (
 from ...peer import label as label_of
 from ..build import (
     Member,
+    PeerFacts,
     Swarm,
     check_compression,
     require_push,
@@ -85,6 +88,7 @@ class SwarmLayout:
                 'peers do not send; "own" works, from each peer\'s own labels'
             )
         self.config, self.source, self.swarm = config, source, swarm
+        self._facts: dict[int, PeerFacts] = {}
         self.labels = tuple(str(index) for index in range(config.peers))
         gossip, private_models = config.gossip, config.trust.private
         if config.gain and config.trust.dp is not None:
@@ -175,10 +179,31 @@ class SwarmLayout:
             DEFAULT_ENTRY,
             {"config": config_json, "index": index, "source": str(Path(self.source).resolve())},
             settings,
-            samples=self._samples(index),
+            samples=self.facts(index).samples,
             seed=index,
             network=network_file and str(network_file.resolve()),
         )
+
+    def plan(self, folder: Path, broker: BrokerAddress) -> SwarmSpec:
+        """Return the specification of the whole swarm. Raises ConfigError if the config cannot run live.
+
+        If the config sets trust, this writes the peers' keys and invitations to `folder / "trust"`.
+        """
+        config = self.config
+        if self.graph is not None:
+            print_graph_notes(self.graph)
+        names, credentials = self.labels, [{}] * config.peers
+        if config.trust.kind == "swarm":
+            models = AUTO_MODELS if config.sharing == "auto" else None
+            names, credentials = make_credentials(
+                folder / "trust", swarm_name(config), self.members, models
+            )
+        peers = [
+            self.peer(index, names, **peer_credentials)
+            for index, peer_credentials in enumerate(credentials)
+        ]
+        address = broker.with_defaults(config.gossip)
+        return SwarmSpec(swarm_name(config), address, folder, peers, config.gossip.per_process)
 
     def _servers(self, names: Sequence[str]) -> dict[str, str]:
         """Return which peer is the server of each partial model, round-robin; empty in other modes."""
@@ -187,29 +212,18 @@ class SwarmLayout:
         numbered = enumerate(self.peers_of_model.items())
         return {model: names[peers[number % len(peers)]] for number, (model, peers) in numbered}
 
-    def _samples(self, index: int) -> int:
-        """Return how many training samples one peer has; builds only that peer if not all are built."""
-        all_built = "members" in self.__dict__
-        return (self.members[index] if all_built else self.swarm.member(index)).samples
+    def facts(self, index: int) -> PeerFacts:
+        """Return what is known of one peer; builds only that peer, once, if not all are built."""
+        if index not in self._facts:
+            all_built = "members" in self.__dict__
+            member = self.members[index] if all_built else self.swarm.member(index)
+            self._facts[index] = PeerFacts.of(member)
+        return self._facts[index]
 
 
 def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "config") -> SwarmSpec:
-    """Return the specification of a config's swarm. Raises ConfigError if the config cannot run live.
-
-    If the config sets trust, this writes the peers' keys and invitations to `folder / "trust"`.
-    """
-    layout = SwarmLayout(config, source, Swarm(config, source))
-    if layout.graph is not None:
-        print_graph_notes(layout.graph)
-    names, credentials = layout.labels, [{}] * config.peers
-    if config.trust.kind == "swarm":
-        names, credentials = make_credentials(folder / "trust", swarm_name(config), layout.members)
-    peers = [
-        layout.peer(index, names, **peer_credentials)
-        for index, peer_credentials in enumerate(credentials)
-    ]
-    address = broker.with_defaults(config.gossip)
-    return SwarmSpec(swarm_name(config), address, folder, peers, config.gossip.per_process)
+    """Return the specification of a config's swarm; see `SwarmLayout.plan`."""
+    return SwarmLayout(config, source, Swarm(config, source)).plan(folder, broker)
 
 
 def _check_auto_sharing(config: Config, source: str) -> None:
@@ -297,11 +311,12 @@ def _exchanges(config: Config, topology: SwarmGraph | None) -> int:
 
 
 def make_credentials(
-    folder: Path, swarm: str, members: Iterable[Member]
+    folder: Path, swarm: str, members: Iterable[Member], patterns: Collection[str] | None = None
 ) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     """Make a key for the swarm's owner and for every peer, and an invitation for every peer.
 
-    An invitation is valid only for the models that the peer implements. Returns the peers' names, of the form
+    An invitation is valid only for models that match the patterns, or, without any, for those that the peer
+    implements. Returns the peers' names, of the form
     label@id, and each peer's credentials (see CredentialSettings). Keys of a former run in the same folder
     are replaced. The owner's private key is saved in the same folder: `gossamer revoke` needs it to exclude a
     peer while the swarm runs.
@@ -314,7 +329,9 @@ def make_credentials(
             identity, key = _new_key(folder, member.name)
             # 'a&b' names the parameters that the models a and b own jointly.
             models = {model for name in member.network.averaged_models for model in name.split("&")}
-            invitation = invite(owner, swarm, identity.label, identity.public, models=models)
+            invitation = invite(
+                owner, swarm, identity.label, identity.public, models=patterns or models
+            )
             file = folder / f"{member.name}.invitation"
             save_invitation(file, invitation)
             names.append(identity.name)
@@ -348,6 +365,7 @@ class JoinConfig(
     ScheduleSettings,
     GossipSettings,
     LifecycleSettings,
+    SampleSettings,
     NeighbourSettings,
     MatchingSettings,
     LinkSettings,
@@ -477,7 +495,7 @@ def _device_values(join: JoinConfig, folder: Path) -> dict[str, Any]:
     values = {key: getattr(join, key) for key in keys}
     for key in join.trust.model_fields_set:
         values["trust" if key == "kind" else key] = getattr(join.trust, key)
-    for key in ("identity", "invitation", "network"):
+    for key in ("identity", "invitation", "network", "samples_folder"):
         if values.get(key) is not None:
             values[key] = str(folder / values[key])
     return values

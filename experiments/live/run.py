@@ -33,12 +33,20 @@ from ...peer import (
     label,
     stop_signals,
 )
-from ..build import Member, Swarm, shared_models
+from ..build import Member, Swarm, shared_models, write_peers
 from ..cli import console
 from ..cli.live import broker_password
 from ..config.tables import Config, ConfigError, parse_config, without_networks
-from ..results import SHARING_FILE, cannot_write, make_folder, read_records, write_json
-from .layout import plan
+from ..results import (
+    EVENTS_FILE,
+    PEERS_FILE,
+    SHARING_FILE,
+    cannot_write,
+    make_folder,
+    read_records,
+    write_json,
+)
+from .layout import SwarmLayout
 
 Record = dict[str, Any]
 
@@ -108,20 +116,30 @@ def run_live(
     If the metrics cannot be written, for example because the disk is full, the swarm still runs to its end;
     then this raises a ConfigError.
     """
-    spec = plan(config, folder, broker, source)
+    layout = SwarmLayout(config, source, Swarm(config, source))
+    spec = layout.plan(folder, broker)
     on_planned()
     if (folder / "config.json").exists():
         raise ConfigError(f"{folder}: holds the results of another swarm; name another folder")
     write_json(make_folder(folder) / "config.json", config.model_dump(mode="json"))
+    links = None if layout.graph is None else layout.graph.graph
+    write_peers(folder / PEERS_FILE, [layout.facts(i) for i in range(config.peers)], links)
     events: list[str] = []
     board = Board(config, events)
-    with _MetricsFile(folder / "metrics.jsonl", events) as file:
+    with (
+        _MetricsFile(folder / "metrics.jsonl", events) as file,
+        RecordFile(folder / EVENTS_FILE) as event_file,
+    ):
+
+        def tell(event: str) -> None:
+            events.append(event)
+            event_file.write({"time": time.time(), "text": event})
 
         def record(values: Record) -> None:
             file.write(values)
             board.update(values)
 
-        swarm = LocalSwarm(spec, on_record=record, on_event=events.append)
+        swarm = LocalSwarm(spec, on_record=record, on_event=tell)
         live = Live(board.table(), console=console.err, refresh_per_second=4)
         try:
             with contextlib.nullcontext() if quiet else live:
@@ -213,11 +231,16 @@ class Board:
             accuracy = f"{record['accuracy']:.3f}" if "accuracy" in record else ""
             table.add_row(
                 peer, record["session"][:6], record["phase"], _averaged_members(record),
-                f"{record['round']}/{config.rounds}", accuracy, "  ".join(disagreement),
+                _rounds(record["round"], config), accuracy, "  ".join(disagreement),
                 str(record["packets"]), f"{record['bytes'] / 1e6:.1f}",
                 f"{now - self._received_at[peer]:.1f}",
             )  # fmt: skip
         return table
+
+
+def _rounds(trained: int, config: Config) -> str:
+    """Return how many rounds a peer has trained, and of how many, if there is an end."""
+    return str(trained) if config.rounds == "forever" else f"{trained}/{config.rounds}"
 
 
 def _averaged_members(record: Record) -> str:
@@ -253,7 +276,7 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
         accuracy[member.name] = report["accuracy"]
         if (decided := report.get("sharing")) is not None:
             sharing.append(decided)
-            _share_as_decided(member, decided["assignment"])
+            _share_as_decided(member, report["peer"], decided["assignment"])
         if report.get("gain"):
             gains.append(Gain.from_dict(report["gain"]))
         for counts in report["compression"].values():
@@ -287,11 +310,11 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
     return outcome
 
 
-def _share_as_decided(member: Member, record: Record) -> None:
-    """Give a network the partial models that its peer had at the end."""
+def _share_as_decided(member: Member, peer: str, record: Record) -> None:
+    """Give a network the partial models that its peer had at the end; peer: its name in the swarm."""
     network = member.network
     anatomy = network.slicing.anatomy.with_norm_parts(norm_layers(network.module))
-    slices, graph = Assignment.from_record(anatomy, record).slices(network.peer)
+    slices, graph = Assignment.from_record(anatomy, record).slices(peer)
     network.reslice(slices, graph, anatomy=anatomy)
 
 

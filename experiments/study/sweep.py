@@ -23,7 +23,7 @@ from ..arena.simulation import Simulation
 from ..build import Member, Swarm
 from ..cli import console
 from ..config.named_files import fingerprint, refuse_changed
-from ..config.needs import refuse_unused_axes, warn_unused_in_sweep
+from ..config.needs import refuse_forever, refuse_unused_axes, warn_unused_in_sweep
 from ..config.tables import Config, ConfigError, parse_config
 from ..results import Record
 from . import Frame, Job, Study, StudyCell, as_text, frame_of, key_of
@@ -82,6 +82,7 @@ def expand(config: Config, source: str = "config") -> list[Cell]:
         for path, value in settings.items():
             _set_key(table, path, value, source)
         run = parse_config(table, f"{source}, [sweep]")
+        refuse_forever(run, source)
         cells.append(Cell(_label(settings), run, settings, source))
     refuse_unused_axes(axes, [cell.config for cell in cells], source)
     return cells
@@ -194,7 +195,7 @@ class Outcome:
 
 def outcome(config: Config, source: str = "config", threads: int = 1) -> Outcome:
     """Run one config, in lockstep or in virtual time; the result does not depend on `threads`."""
-    config = config.model_copy(update={"test_every": config.rounds, "gain": 0.0})
+    config = config.model_copy(update={"test_every": config.round_count, "gain": 0.0})
     if config.time is not None:
         return _outcome_in_time(config, source, threads)
     simulation = Simulation.of(config, source, warn=False)  # the sweep warns once, for all runs
@@ -241,7 +242,7 @@ def outcomes(configs: Sequence[Config], sources: Sequence[str], threads: int = 1
         ]
         weights += [m.samples if config.weights == "samples" else 1.0 for m in members]
         counts.append(len(members))
-    rounds = configs[0].rounds  # `stackable` has put together only runs with equal rounds
+    rounds = configs[0].round_count  # `stackable` has put together only runs with equal rounds
     arena = Arena(
         learners, every=configs[0].every, weights=weights, test_every=rounds, threads=threads
     )
@@ -289,12 +290,12 @@ def stackable(cells: Sequence[Cell]) -> list[list[Cell]]:
         if not exact or capacity < 2:
             batches.append([cell])
             continue
-        batch = unfilled.setdefault((config.rounds, config.every), [])
+        batch = unfilled.setdefault((config.round_count, config.every), [])
         if not batch:
             batches.append(batch)
         batch.append(cell)
         if len(batch) >= capacity:
-            del unfilled[config.rounds, config.every]
+            del unfilled[config.round_count, config.every]
     return batches
 
 

@@ -434,6 +434,11 @@ class Keyring:
                 if c.seen_online and c.member.models & self._models
             )
 
+    def add_models(self, models: Iterable[str]) -> None:
+        """Seal and open packets of these partial models too."""
+        with self._lock:
+            self._models |= frozenset(models)
+
     # --- exchange keys --------------------------------------------------------------------------
 
     @property
@@ -536,11 +541,12 @@ class Keyring:
     def seal(self, receiver: str, model: str, packet: bytes) -> bytes:
         """Seal a chunk for a member.
 
-        Raise TrustError if the receiver is not a member of the model, or lacks our revocation list.
+        Raise TrustError if the receiver is not a member of the model, or lacks our revocation list. The
+        receiver's card need not name the model: it may have ended there while a transfer was on its way.
         """
         with self._lock:
             channel = self._channel(receiver)
-            if model not in channel.member.models or model not in self._models:
+            if model not in self._models or not channel.member.claims.admits(model):
                 raise TrustError("not-a-member", f"{model!r} is not shared with {receiver}")
             if channel.list_number < self._list_number:
                 raise TrustError("behind", self._behind_message(channel, channel.list_number))
@@ -601,7 +607,7 @@ class Keyring:
                 self._reply_to.setdefault(channel.name, b"")
             if magic in (signed.MAGIC, REQUEST, REPLY):
                 return None
-            if model not in channel.member.models:
+            if not channel.member.claims.admits(model):
                 raise TrustError("not-a-member", f"{model!r} is not shared with {channel.name}")
             if list_number < self._list_number:
                 self._start_sending_list(channel, now)  # even if its statuses name a newer list

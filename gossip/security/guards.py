@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 MAX_SENDERS: Final = 4096
 """The most senders that are remembered; the oldest are forgotten."""
+MAX_VALUE: Final = 1e6
+"""The largest value of a model whose values honest peers need not have alike, such as what they measure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +137,19 @@ class Guards:
         now: float,
         *,
         counting: bool = True,
+        comparable: bool = True,
     ) -> Give | str:
         """Return the transfer to credit, perhaps clipped, or the cause for which it is refused.
 
         own, weight: the value and weight that the receiver holds. injected: the weight with which it counts
         in the average, the reference for the weights of transfers. counting: whether it counts already; until
-        then its own values are a poor reference, so a refusal is no strike against the sender.
+        then its own values are a poor reference, so a refusal is no strike against the sender. comparable:
+        whether honest peers have similar values; if not, only their size is bounded, by MAX_VALUE.
         """
         if self.is_quarantined(give.sender, now):
             self.counters["quarantined"] += 1
             return "quarantined"
-        result = self._check(give, own, weight, injected)
+        result = self._check(give, own, weight, injected, comparable=comparable)
         state = self._sender(give.sender, now)
         if isinstance(result, Give):
             state.strikes = max(0, state.strikes - 1)
@@ -158,7 +162,13 @@ class Guards:
             self._quarantine(give, result, state, now)
         return result
 
-    def _check(self, give: Give, own: Array, weight: int, injected: int) -> Give | str:
+    def forget_models(self, present: Collection[str]) -> None:
+        """Forget what is known of senders' values of partial models that have ended; present: the others."""
+        self._distances = {m: each for m, each in self._distances.items() if m in present}
+
+    def _check(
+        self, give: Give, own: Array, weight: int, injected: int, *, comparable: bool
+    ) -> Give | str:
         limits = self.settings
         if give.value.shape != own.shape:
             return "wrong-length"
@@ -166,6 +176,8 @@ class Guards:
             return "not-finite"
         if not 0 < give.weight <= limits.weight * max(injected, 1):
             return "weight"
+        if not comparable:
+            return give if np.abs(give.value).max(initial=0.0) <= MAX_VALUE else "norm"
         own_norm = max(_norm(own), limits.floor * np.sqrt(own.size))
         norm = _norm(give.value)
         if not norm <= limits.norm * own_norm:
@@ -273,17 +285,26 @@ def _norm(value: Array) -> float:
 # --- attach guards to a gossiper ---------------------------------------------------------------------
 
 
-def guard(gossiper: Gossiper, guards: Guards, clock: Callable[[], float]) -> None:
+def guard(
+    gossiper: Gossiper,
+    guards: Guards,
+    clock: Callable[[], float],
+    comparable: Callable[[str], bool] = lambda _model: True,
+) -> None:
     """Let `guards` decide which transfers `gossiper` credits. Call it again after a restore.
 
-    clock: the clock whose time is passed to the gossiper's `tick`.
+    clock: the clock whose time is passed to the gossiper's `tick`. comparable: whether honest peers have
+    similar values of a model.
     """
 
     def admit(give: Give) -> Give | str:
         injected = gossiper.injected(give.model)
         reference = injected or gossiper.promised(give.model)
         own, weight = gossiper.value(give.model), gossiper.weight(give.model)
-        return guards.inspect(give, own, weight, reference, clock(), counting=bool(injected))
+        return guards.inspect(
+            give, own, weight, reference, clock(),
+            counting=bool(injected), comparable=comparable(give.model),
+        )  # fmt: skip
 
     gossiper.admit = admit
 

@@ -7,6 +7,10 @@ reads cards at the broker cannot use the ticket.
 
 Both expire: a peer whose invitation or ticket has expired is no longer a member.
 
+Both may name the partial models that a peer is admitted to. Peers that decide by themselves what they share
+begin new models while they run, whose names the owner cannot know: a *pattern* such as `group*` admits to all
+models whose names begin like that.
+
 The *revocation list* names peers and invitations that are no longer valid. It is signed by the owner,
 retained by the broker, and sent from member to member (see layer). Its number rises with every change. A peer
 keeps the list with the highest number and refuses lower ones, so that nobody can forge or replay a list.
@@ -21,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from ..topics import ROOT, check_name
+from ..topics import ROOT, TopicError, check_name
 from . import signed
 from .identity import (
     Identity,
@@ -58,14 +62,48 @@ class Claims:
     label: signed.Text
     """The invited peer's label; empty on a ticket."""
     models: signed.Names | None
-    """The partial models that the peer is admitted to; None means all."""
+    """The partial models that the peer is admitted to, by name or by a pattern; None means all."""
     uses: signed.Count
     issued: signed.Number
     expires: signed.Number
 
     def admits(self, model: str) -> bool:
-        """Return True if the peer is admitted to a partial model; for a pair `a&b` it needs both."""
-        return self.models is None or all(each in self.models for each in model.split("&"))
+        """Return True if the peer is admitted to a partial model; for a pair `a&b` it needs both.
+
+        Given a pattern, return True if the peer is admitted to all models that the pattern matches.
+        """
+        return self.models is None or all(map(self._admits, model.split("&")))
+
+    def _admits(self, name: str) -> bool:
+        assert self.models is not None
+        return name in self.models or any(
+            name.startswith(each[:-1]) for each in self.models if is_pattern(each)
+        )
+
+
+def is_pattern(model: str) -> bool:
+    """Return True for a pattern: the beginning of a name, at least one character, and then `*`."""
+    return len(model) > 1 and model.endswith("*")
+
+
+def check_pattern(model: str) -> str:
+    """Return the name or pattern of a partial model in an invitation; TrustError if it is neither."""
+    if model == "*":
+        raise TrustError(
+            "malformed",
+            "the pattern * would admit to every model: leave the models out if that is meant",
+        )
+    name = model[:-1] if is_pattern(model) else model
+    try:
+        check_name("model", name)
+    except TopicError as error:
+        hint = "; a pattern has one *, at its end, as in group*" if "*" in name else ""
+        raise TrustError("malformed", f"{error}{hint}") from None
+    if is_pattern(model) and "&" in name:
+        raise TrustError(
+            "malformed", f"the pattern {model} is for a pair of models: name both models instead"
+        )
+    return model
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +262,7 @@ def _issue(
     if not days > 0:
         raise TrustError("malformed", f"valid for {days:g} days: must be above 0")
     now, (label, key) = time.time(), label_and_key
-    admitted = None if models is None else frozenset(models)
+    admitted = None if models is None else frozenset(map(check_pattern, models))
     claims = Claims(
         swarm, secrets.token_hex(8), kind, key, label, admitted, uses, now, now + days * 86400
     )

@@ -22,7 +22,7 @@ import logging
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
@@ -134,6 +134,9 @@ class NullSecurity:
         """Return True for every message."""
         return True
 
+    def set_models(self, models: Collection[str], former: Iterable[str] = ()) -> None:
+        """Do nothing: every model is accepted."""
+
     def remove(self, peer: str, session: str) -> None:
         """Do nothing: there are no members."""
 
@@ -156,6 +159,7 @@ class SwarmSecurity:
     owner: the public key of the swarm's owner.
     session, since: as on the card that presence writes.
     models: the partial models that the peer implements.
+    later_models: patterns of the names of partial models that may begin while it runs; see `set_models`.
     memory: the `snapshot` of the previous start: tickets' holders, the newest cards and revocation list, and
         the key of the session's masks.
     wall, clock: a wall clock (seconds since 1970) for expiry, and a monotonic clock for repetitions.
@@ -174,6 +178,7 @@ class SwarmSecurity:
         session: str,
         models: Collection[str],
         since: float,
+        later_models: Collection[str] = (),
         memory: dict[str, Any] | None = None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
@@ -199,12 +204,7 @@ class SwarmSecurity:
         )  # fmt: skip
         if self._is_revoked():
             raise TrustError("revoked", f"{self.name} was revoked: ask the swarm's owner")
-        if refused := sorted(model for model in models if not self._claims.admits(model)):
-            raise TrustError(
-                "not-a-member",
-                f"{self.name} implements {', '.join(refused)}, which invitation {self._claims.number} "
-                "does not admit it to: ask the owner for one that does, or leave the model out",
-            )
+        self._require_admission((*models, *later_models))
         self._since, self._session, self._models = since, session, frozenset(models)
         masks = memory.get("masks") or {}
         mask_key = masks["key"] if masks.get("session") == session else None
@@ -227,6 +227,23 @@ class SwarmSecurity:
 
     def _is_revoked(self) -> bool:
         return self.register.revocations.names(self.name, self._claims.number)
+
+    def _require_admission(self, models: Iterable[str]) -> None:
+        if refused := sorted(model for model in models if not self._claims.admits(model)):
+            raise TrustError(
+                "not-a-member",
+                f"{self.name} implements {', '.join(refused)}, which invitation {self._claims.number} "
+                "does not admit it to: ask the owner for one that does, or leave the model out",
+            )
+
+    def set_models(self, models: Collection[str], former: Iterable[str] = ()) -> None:
+        """Implement other partial models from now on; packets of those before are still exchanged.
+
+        former: further models that transfers may still be on their way for. Publish a new card afterwards.
+        """
+        self._require_admission(models)
+        self._models = frozenset(models)
+        self.keyring.add_models((*models, *former))
 
     # --- our own card and status ----------------------------------------------------------------
 

@@ -35,6 +35,12 @@ Incarnation: TypeAlias = Annotated[
 SessionName: TypeAlias = Annotated[
     signed.Text, AfterValidator(partial(topics.check_name, "session"))
 ]
+MAX_CARD_MODELS: Final = 1024
+"""The most partial models on a card. A peer that decides by itself what it shares has 400 at most."""
+ModelNames: TypeAlias = Annotated[
+    frozenset[Annotated[signed.Text, AfterValidator(partial(topics.check_name, "model"))]],
+    Field(max_length=MAX_CARD_MODELS),
+]
 LAST_NUMBER: Final = 2**63 - 1
 """The card number in the edition of a goodbye: no card of the same incarnation can be newer."""
 
@@ -76,7 +82,7 @@ class CardHead:
     """The peer's X25519 public key for masks; it belongs to the session and survives a restart."""
     session: SessionName
     since: signed.Number
-    models: signed.Names
+    models: ModelNames
     """The partial models that the peer implements."""
     invitation: signed.Data
     endorsement: signed.Data

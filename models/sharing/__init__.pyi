@@ -16,6 +16,7 @@ from .member import MIN_SAMPLES as MIN_SAMPLES
 from .member import SharingMember as SharingMember
 from .member import check_learner as check_learner
 from .member import frozen_parts as frozen_parts
+from .newcomers import GroupValues as GroupValues
 from .report import SharingReport as SharingReport
 from .report import cells_in_words as cells_in_words
 from .report import percent as percent

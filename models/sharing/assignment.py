@@ -25,6 +25,9 @@ OWN = 1
 MAX_GROUPINGS = 30
 """The most groupings in one assignment: coordinates keep their schemes as bits of one integer."""
 
+MAX_PEER = 16
+"""The longest name of a peer that is in the name of its own model as it is."""
+
 Labels = tuple[int, ...]
 """The group of every peer, in the order of the swarm's peers."""
 
@@ -135,6 +138,65 @@ class Assignment:
         bare = replace(self, suffix="")
         return replace(self, suffix=bare.digest if self.scheme_of.any() else "")
 
+    @property
+    def is_named_by_content(self) -> bool:
+        """Whether the suffix is that of `named`, for these peers or for those before some of them joined."""
+        return any(
+            replace(
+                self, peers=self.peers[:count], schemes=tuple(each[:count] for each in self.schemes)
+            )
+            .named()
+            .suffix
+            == self.suffix
+            for count in range(len(self.peers), 0, -1)
+        )
+
+    @cached_property
+    def groupings(self) -> tuple[int, ...]:
+        """The schemes in use that divide the peers into groups."""
+        return tuple(scheme for scheme in np.unique(self.scheme_of).tolist() if scheme > OWN)
+
+    def groups_of(self, peer: str) -> Labels:
+        """Return the group of a peer in each of the `groupings`."""
+        place = self.peers.index(peer)
+        return tuple(self.schemes[scheme][place] for scheme in self.groupings)
+
+    def among_all_members(self, models: Iterable[str], given: int) -> frozenset[str]:
+        """Return those of the models that groups share which have formed by themselves.
+
+        Their members average among each other whatever the swarm's graph is. given: the number of schemes
+        with which the swarm began.
+        """
+        formed = {
+            self.model(scheme, peer)
+            for scheme in self.groupings
+            if scheme >= given
+            for peer in self.peers
+        }
+        return frozenset(model for model in models if formed.intersection(model.split("&")))
+
+    def with_peers(self, names: Iterable[str]) -> Assignment:
+        """Return the assignment with more peers, each of them alone in every grouping.
+
+        The partial models of the other peers keep their names.
+        """
+        peers, schemes = self.peers, self.schemes
+        for name in names:
+            peers = (*peers, name)
+            schemes = tuple(
+                (*labels, 0 if scheme == GLOBAL else max(labels) + 1)
+                for scheme, labels in enumerate(schemes)
+            )
+        return replace(self, peers=peers, schemes=schemes)
+
+    def joined(self, peer: str, example: str) -> Assignment:
+        """Return the assignment with a peer in the groups that another one is in."""
+        place, other = self.peers.index(peer), self.peers.index(example)
+        schemes = [list(labels) for labels in self.schemes]
+        for labels in schemes[OWN + 1 :]:
+            labels[place] = labels[other]
+        return replace(self, schemes=tuple(map(renumbered, schemes)))
+
     def cells(self, part: str, scheme: int) -> np.ndarray:
         """Return the indices of the cells of a part that have a scheme."""
         index = self.anatomy.find(part)
@@ -172,7 +234,7 @@ class Assignment:
         if scheme == GLOBAL:
             return f"global{ending}"
         if scheme == OWN or peer not in self.peers:
-            return f"local-{peer}{ending}"
+            return f"local-{_short(peer)}{ending}"
         return f"group{scheme}-{self.schemes[scheme][self.peers.index(peer)]}{ending}"
 
     @cached_property
@@ -265,18 +327,32 @@ class Assignment:
         try:
             schemes = tuple(renumbered(labels) for labels in record["schemes"])
             peers = tuple(record["peers"])
+            count = len(peers)
             scheme_of = np.full(anatomy.first_cells[-1], -1)
             for part, by_scheme in record["cells"].items():
                 first, end = anatomy.first_cells[(index := anatomy.find(part)) : index + 2]
                 for scheme, cells in by_scheme.items():
                     scheme_of[first:end][cells] = int(scheme)
-            sizes = {len(labels) for labels in schemes}
-            valid = len(schemes) <= MAX_GROUPINGS and scheme_of.max() < len(schemes)
-            if scheme_of.min() < 0 or sizes != {len(peers)} or not valid:
+            valid = (
+                len(set(peers)) == count > 0
+                and {len(labels) for labels in schemes} == {count}
+                and schemes[: OWN + 1] == ((0,) * count, tuple(range(count)))
+                and len(schemes) <= MAX_GROUPINGS
+                and 0 <= scheme_of.min() <= scheme_of.max() < len(schemes)
+            )
+            if not valid:
                 raise ValueError
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError):
             raise ModelError("an assignment does not describe the cells of this network") from None
         return cls(anatomy, peers, schemes, scheme_of, str(record.get("suffix", "")))
+
+
+def _short(peer: str) -> str:
+    """Return a peer's name if it fits into the name of a partial model; else its beginning and a digest."""
+    if len(peer) <= MAX_PEER:
+        return peer
+    digest = hashlib.blake2b(peer.encode(), digest_size=4).hexdigest()
+    return f"{peer[: MAX_PEER - 1 - len(digest)]}-{digest}"
 
 
 def _same_coordinates(networks: Sequence[SlicedNetwork]) -> bool:

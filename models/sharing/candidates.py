@@ -10,6 +10,7 @@ import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
 
 from ..anatomy import Anatomy
+from ..errors import ModelError
 from .assignment import GLOBAL, OWN, Assignment, Labels, renumbered
 
 
@@ -62,11 +63,16 @@ class Candidate:
 
     @classmethod
     def from_record(cls, present: Assignment, record: dict[str, Any]) -> Candidate:
-        """Return the candidate that `as_record` described."""
-        scheme = record["scheme"]
+        """Return the candidate that `as_record` described; ModelError if it is none of this assignment."""
+        scheme, name, cells = record["scheme"], record["part"], record["cells"]
+        part = present.anatomy.parts[present.anatomy.find(name)]
+        if not all(0 <= cell < part.cells for cell in cells):
+            raise ModelError(f"a candidate changes cells that part {name!r} does not have")
         if not isinstance(scheme, int):
             scheme = renumbered(scheme)
-        return cls.of(present, record["part"], record["cells"], scheme)
+        elif not 0 <= scheme < len(present.schemes):
+            raise ModelError(f"a candidate names scheme {scheme}, which the assignment lacks")
+        return cls.of(present, name, cells, scheme)
 
     def _cells_in_words(self) -> str:
         part = self.assignment.anatomy.parts[self.assignment.anatomy.find(self.part)]

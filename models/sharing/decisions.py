@@ -6,19 +6,28 @@ peers hold samples out to compare them. One peer makes and announces plans; all 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from math import ceil, nan
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 from scipy import stats
 
 from ..anatomy import Anatomy
-from .assignment import Assignment
+from ..errors import ModelError
+from .assignment import MAX_GROUPINGS, Assignment
 from .candidates import Candidate, propose
+from .records import Count, check_record
 from .statistics import Statistics, StatisticsLayout
+
+MAX_GROUPS = 5
+"""The most groups that a planner tries."""
+MAX_VALUES = 256
+"""The most values of groups that a plan may compare, for each coordinate of the network."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ class AutoOptions:
     later_gain: float = 0.05
     """The smallest gain of a change after the first: what a change leaves behind looks like a small gain
     elsewhere, and fades."""
-    max_groups: int = 5
+    max_groups: int = MAX_GROUPS
     """The most groups that are tried."""
     quiet: int = 2
     """Comparisons in which nothing gains, after which held-out samples are trained on again."""
@@ -119,6 +128,8 @@ class Plan:
         Which candidate of the plan before has become the assignment; None if it stayed as it was.
     memory
         What the planner has to remember, so that another peer can go on in its place.
+    newcomers
+        Peers that try which groups to join; see newcomers.py.
     """
 
     assignment: Assignment
@@ -129,6 +140,7 @@ class Plan:
     deciding: bool = True
     chosen: int | None = None
     memory: dict[str, Any] = field(default_factory=dict)
+    newcomers: tuple[str, ...] = ()
 
     @cached_property
     def layout(self) -> StatisticsLayout:
@@ -142,17 +154,28 @@ class Plan:
             "until": self.until,
             "candidates": [one.as_record() for one in self.candidates],
             "deciding": self.deciding, "chosen": self.chosen, "memory": self.memory,
+            "newcomers": list(self.newcomers),
         }  # fmt: skip
 
     @classmethod
     def from_record(cls, anatomy: Anatomy, record: dict[str, Any]) -> Plan:
-        """Return the plan that `as_record` described, for a network with this anatomy."""
+        """Return the plan that `as_record` described, for a network with this anatomy.
+
+        Raises ModelError if it is not a plan for it, or one that would cost more than any that is made here.
+        """
+        check_record(record)
         assignment = Assignment.from_record(anatomy, record["assignment"])
+        most = 2 * len(anatomy.parts) * (MAX_GROUPINGS + MAX_GROUPS)
+        if len(record["candidates"]) > most:
+            raise ModelError(f"a plan compares {len(record['candidates'])} changes; limit {most}")
         candidates = tuple(Candidate.from_record(assignment, one) for one in record["candidates"])
-        version, round_number, until = (int(record[key]) for key in ("version", "round", "until"))
+        values = sum(len(one.coordinates) * one.groups for one in candidates)
+        if values > MAX_VALUES * anatomy.size:
+            raise ModelError(f"a plan compares groups by {values} values, which is too many")
         return cls(
-            assignment, version, round_number, until, candidates, bool(record["deciding"]),
-            record["chosen"], dict(record["memory"]),
+            assignment, record["version"], record["round"], record["until"], candidates,
+            record["deciding"], record["chosen"], asdict(Memory.from_record(record["memory"])),
+            tuple(record["newcomers"]),
         )  # fmt: skip
 
 
@@ -160,20 +183,30 @@ class Plan:
 class Memory:
     """What a planner remembers from one plan to the next."""
 
-    steps: int = 0
+    steps: Count = 0
     """Changes made so far."""
-    comparisons: int = 0
+    comparisons: Count = 0
     """Comparisons since the last change, or since samples were last held out."""
-    comparisons_without_hint: int = 0
+    comparisons_without_hint: Count = 0
     """Those of them at which nothing gained."""
     first_loss: float = 0.0
     """The largest training loss at the beginning."""
     learned: bool = False
     """Whether the training loss has fallen enough for losses to be compared."""
-    next_look: int = 0
+    next_look: Count = 0
     """The round at which a swarm that holds nothing out decides again."""
     recent_losses: list[float] = field(default_factory=list)
     """Training losses at the ends of the last plans without held-out samples."""
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Memory:
+        """Return the memory that a plan holds as plain data; ModelError if it is something else."""
+        try:
+            if unknown := record.keys() - {each.name for each in fields(cls)}:
+                raise ValueError(f"it has no {min(unknown)}")
+            return TypeAdapter(cls).validate_json(json.dumps(record), strict=True)
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"the memory of a plan cannot be read: {error!s:.200}") from None
 
 
 class Planner:

@@ -35,11 +35,20 @@ class SharingMember:
         if round >= member.plan.until:
             member.follow(planner.next(member.plan, Statistics(member.plan.layout, mean)))
 
-    seed: seeds which samples are held out.
+    seed: seeds which samples are held out. name: the peer's name in plans; its network's if left out.
     """
 
-    def __init__(self, learner: SgdLearner, plan: Plan, options: AutoOptions, *, seed: int = 0):
+    def __init__(
+        self,
+        learner: SgdLearner,
+        plan: Plan,
+        options: AutoOptions,
+        *,
+        seed: int = 0,
+        name: str | None = None,
+    ):
         self.learner, self.plan, self._options, self._seed = learner, plan, options, seed
+        self._name = learner.network.peer if name is None else name
         self._peer = self._place(plan)
         anatomy = plan.assignment.anatomy
         self._coordinates = {part: coordinates_into(anatomy, part) for part in anatomy.names}
@@ -53,7 +62,7 @@ class SharingMember:
         self._slice()
         self._begin()
         self._forget()
-        if plan.deciding:
+        if self._holds_out(plan):
             self._hold_out()
 
     def before_averaging(self, training: Metrics) -> np.ndarray:
@@ -92,35 +101,52 @@ class SharingMember:
         """Follow another plan; returns True if slices or samples have changed."""
         before, self.plan = self.plan, plan
         self._peer = self._place(plan)
-        resliced = plan.assignment.digest != before.assignment.digest
+        name = self.learner.network.peer
+        resliced = plan.assignment.slices(name)[0] != before.assignment.slices(name)[0]
         if resliced:
             measured = self._statistics is not None and len(self._before)
-            if plan.chosen is not None and plan.version == before.version + 1 and measured:
+            chosen = plan.chosen if plan.version == before.version + 1 else None
+            if chosen is not None and chosen < len(before.candidates) and measured:
                 assert self._statistics is not None
                 # The first mix is not a candidate's.
-                mixture = self._mixture(before, 1 + plan.chosen, self._values(), self._statistics)
+                mixture = self._mixture(before, 1 + chosen, self._values(), self._statistics)
                 self._put(mixture)
             self._slice()
             self._forget()
-        if plan.deciding and not before.deciding:
+        held_out, holds_out = self._holds_out(before), self._holds_out(plan)
+        if holds_out and not held_out:
             self._hold_out()
-        elif before.deciding and not plan.deciding:
+        elif held_out and not holds_out:
             self._replace_samples(self._samples)
         self._begin()
-        return resliced or plan.deciding != before.deciding
+        return resliced or holds_out != held_out
 
     def replace_samples(self, samples: tuple[Tensor, Tensor]) -> None:
         """Give the peer other training samples."""
         self._samples = samples
-        if self.plan.deciding:
+        if self._holds_out(self.plan):
             self._hold_out()
         else:
             self._replace_samples(samples)
 
+    @torch.no_grad()
+    def held_out_loss(self, values: np.ndarray) -> float:
+        """Return the loss on held-out samples with other values than the present ones."""
+        present, (inputs, labels) = self._values(), self._held_out
+        self._put(values)
+        outputs = self.learner.network.module.eval()(inputs)
+        self._put(present)
+        return float(self.learner.losses(outputs, labels).mean())
+
+    def _holds_out(self, plan: Plan) -> bool:
+        """Return whether a plan needs held-out samples of this peer; a newcomer's do not depend on others."""
+        is_newcomer = self._place(plan) is None or self.learner.network.peer in plan.newcomers
+        return plan.deciding or is_newcomer
+
     def _place(self, plan: Plan) -> int | None:
         """Return the peer's number in a plan; None if the plan was made before it joined."""
-        peers, peer = plan.assignment.peers, self.learner.network.peer
-        return peers.index(peer) if peer in peers else None
+        peers = plan.assignment.peers
+        return peers.index(self._name) if self._name in peers else None
 
     # --- samples and values ---------------------------------------------------------------------
 
@@ -165,7 +191,7 @@ class SharingMember:
 
     def _slice(self) -> None:
         network, assignment = self.learner.network, self.plan.assignment
-        slices, graph = assignment.slices(network.peer)
+        slices, graph = assignment.slices(self._name)
         network.reslice(slices, graph, anatomy=assignment.anatomy)
 
     def _values(self) -> np.ndarray:

@@ -75,14 +75,22 @@ def test_it_changes_nothing_where_tasks_are_equal_and_gives_held_out_samples_bac
 
 
 def test_it_finds_them_by_gossip_on_a_sparse_graph_too() -> None:
-    """What peers tell each other goes through their links. All links join the two tasks: groups add links."""
+    """What peers measure goes through the links, all of which join the two tasks; groups do without."""
     graph = nx.circulant_graph(PEERS, [1, 3])
-    sharing, accuracy = run(learners(permuted=True), 20, mixing=Gossip(graph))
+    members = learners(permuted=True)
+    sharing, accuracy = run(members, 20, mixing=Gossip(graph))
     groups = sharing.assignment.schemes[2]
     for group in set(groups):
         tasks = {peer % 2 for peer in range(PEERS) if groups[peer] == group}
         assert len(tasks) == 1, groups
     assert len(set(groups)) < PEERS - 2
+    averaged: dict[str, torch.Tensor] = {}
+    for member in members:
+        for model in set(member.network.averaged_models):
+            if model.startswith("group"):
+                value = member.network.read(model)
+                assert torch.allclose(averaged.setdefault(model, value), value, atol=1e-5)
+    assert averaged
     shared = list(Arena(learners(permuted=True), mixing=Gossip(graph)).run(20))[-1].accuracy
     assert accuracy > shared + 0.2
 

@@ -162,6 +162,8 @@ def test_a_total_of_samples_is_split_tested_on_own_classes_and_trained_by_epochs
         learner: Any = member.learner
         assert learner.local_samples == 2 * member.samples
         assert {*learner.held_out[1].tolist()} <= {*learner.samples[1].tolist()}
+    config = swarm(data=data, training={"epochs": 2}).config
+    assert parse_config(config.model_dump(mode="json")) == config  # as sweeps and live peers get it
     with pytest.raises(ConfigError, match="key 'training': has epochs and local_samples"):
         swarm(training={"epochs": 2, "local_samples": 30})
 

@@ -145,6 +145,11 @@ def test_runs_of_large_networks_do_not_share_an_arena() -> None:
         ({"options": {"hidden": 3}}, {}, "key 'network': has options, which are for a name or an"),
         (CNN | {"options": {"depth": 3}}, {}, "key 'network.name': options: 'small-cnn' has no 'depth'"),
         (CNN | {"options": {"widths": [1, 1, 1, 1]}}, {}, "cannot be halved 4 times"),
+        (
+            {"name": "unet", "options": {"widths": [2, 4]}},
+            {},
+            "key 'network.name': unet returns the shape 2×10×8×8 for 2 samples, and classifying takes one",
+        ),
         ({"entry": "nowhere:net"}, {}, "key 'network.entry': entry point 'nowhere:net': module"),
         (CNN | {"buffers": "x"}, {}, "key 'network.buffers': input should be 'average', 'local'"),
         (CNN, {"models": [{"name": "g", "share": 2.0}]}, "key 'models.0.share': should be a fraction"),

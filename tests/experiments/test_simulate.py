@@ -42,6 +42,7 @@ def test_files(tmp_path: Path) -> None:
         *(file.name for file in files),
         "config.json",
         "metrics.jsonl",
+        "peers.json",
         "run.json",
     }
     assert parse_config(json.loads((tmp_path / "config.json").read_text())) == made.config
@@ -54,6 +55,12 @@ def test_files(tmp_path: Path) -> None:
     assert [r["accuracy"] for r in records] == [t.accuracy for round in seen for t in round.tests]
     with (tmp_path / "summary.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
+    peers = json.loads((tmp_path / "peers.json").read_text())
+    assert peers["links"] is None  # there is no topology: every peer may reach every other
+    assert [(p["name"], p["task"]) for p in peers["peers"]] == [
+        ("0", "swap-8-9"), ("1", "identity"), ("2", "identity"),
+    ]  # fmt: skip
+    assert all("global" in p["models"] for p in peers["peers"])
     assert header == ["peer", "task", "accuracy"]
     assert rows == [[r["peer"], r["task"], f"{r['accuracy']:.4f}"] for r in records[-3:]]
 
@@ -110,3 +117,9 @@ def test_pictures_are_drawn_from_the_files(tmp_path: Path) -> None:
 def test_nothing_computed_nothing_drawn(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
     assert summarise(tmp_path, "tiny") == []
+
+
+def test_links_of_a_topology_are_written(tmp_path: Path) -> None:
+    simulate(simulation(topology="path", peers=4, rounds=1), at(tmp_path))
+    links = json.loads((tmp_path / "peers.json").read_text())["links"]
+    assert sorted(map(sorted, links)) == [["0", "1"], ["1", "2"], ["2", "3"]]

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import pytest
 import torch
-from peer_kit import Nest, begin, quick
+from papers_kit import Papers
+from peer_kit import Nest, begin, delivered, quick
 from waiting import until
 
 from gossamer.experiments.arena import Arena, AutoSharing, Gossip
 from gossamer.experiments.data import load
-from gossamer.gossip import ONE
-from gossamer.models import SgdLearner, SlicedNetwork, mlp
-from gossamer.models.sharing import AutoOptions
+from gossamer.gossip import ONE, ReleasePlan, topics
+from gossamer.gossip.security import Admission, SwarmSecurity, revocation_topic
+from gossamer.models import ModelError, SgdLearner, SlicedNetwork, mlp
+from gossamer.models.sharing import OWN, Assignment, AutoOptions, Memory, Plan, SharingReport
 from gossamer.peer import PeerError
 from gossamer.peer.engine import Engine
 from gossamer.peer.lifecycle import Report
-from gossamer.peer.presence import Online
+from gossamer.peer.presence import Card, Online, Status
+from gossamer.peer.sharing import AUTO_MODELS
 
 torch.set_num_threads(1)
 NAMES = tuple("abcdefgh")
@@ -59,6 +64,23 @@ def groups_of(learners: dict[str, SgdLearner]) -> dict[str, set[str]]:
     return members
 
 
+def two_groups(learner: SgdLearner, names: Sequence[str]) -> Plan:
+    """Return a plan in which every second peer averages its outputs with the others like it."""
+    anatomy = learner.network.slicing.anatomy
+    labels = tuple(place % 2 for place in range(len(names)))
+    shared = Assignment.shared(anatomy, names)
+    grouped = shared.change(anatomy.names[-1], range(10), labels).named()
+    quiet = asdict(Memory(next_look=10**9))
+    return Plan(grouped, version=50, round=0, until=0, deciding=False, memory=quiet)
+
+
+async def offer(life: Any, name: str, plan: Plan) -> None:
+    """Let a live peer announce a plan as if it had made it."""
+    link = life.peer.link
+    assert link is not None
+    await link.worker.run(link.engine.sharing.offer, {"by": name, "plan": plan.as_record()})
+
+
 def test_peers_with_two_tasks_part(run) -> None:
     learners = {name: make(name) for name in NAMES}
 
@@ -80,6 +102,47 @@ def test_peers_with_two_tasks_part(run) -> None:
     for members in groups.values():
         assert len({ord(name) % 2 for name in members}) == 1, groups
     assert sum(report.accuracy for report in reports) / len(reports) > 0.7
+
+
+def test_peers_that_trust_each_other_form_groups(run, tmp_path: Path) -> None:
+    """Invitations name models by patterns: nobody knew the names of the groups when they were signed."""
+    papers = Papers(tmp_path)
+    names = {name: papers.invite(name, models=AUTO_MODELS) for name in NAMES[:6]}
+    learners = {name: make(name) for name in names}
+    plan = two_groups(learners["a"], [*names.values()])
+    first, second = (plan.assignment.model(OWN + 1, names[name]) for name in "ab")
+
+    async def scenario() -> list[Report]:
+        settings = quick(
+            rounds=10**6, expect=tuple(names.values()), sharing="auto", settle_tolerance=1e-2
+        )
+        nest = Nest(settings)
+        lives = {
+            name: nest.start(name, learner, papers.settings(name, settings))
+            for name, learner in learners.items()
+        }
+        await until(lambda: all(life.trains() and life.view.plan for life in lives.values()))
+        await offer(lives["a"], names["a"], plan)
+        await until(
+            lambda: groups_of(learners) == {first: {"a", "c", "e"}, second: {"b", "d", "f"}}
+        )
+        rounds = {
+            name: life.view.counting_rounds[first] for name, life in lives.items() if name in "ace"
+        }
+        await until(
+            lambda: all(
+                lives[name].view.counting_rounds[first] > rounds[name] + 3 for name in rounds
+            )
+        )
+        return await nest.finish(6)
+
+    reports = run(scenario())
+    models = check_accounts(reports)
+    assert {first, second} < models
+    assert any(model.startswith("statistics-") for model in models)
+    # Guards refuse nobody honest, and late transfers of models that have ended are answered.
+    causes = {cause for report in reports for cause in report.dropped}
+    assert not any(cause.startswith(("guards", "too-large")) for cause in causes), causes
 
 
 def test_in_rounds_peers_decide_what_a_simulation_decides_at_the_same_rounds(run) -> None:
@@ -145,21 +208,85 @@ def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
     assert {report.ended for report in reports} == {"finished"}
 
 
+def test_newcomers_join_the_groups_that_their_own_held_out_samples_prefer(run) -> None:
+    """The others keep their models; every weight adds up, and a newcomer has a row in the next plan."""
+    names = NAMES[:4]
+    learners = {name: make(name) for name in (*names, "e", "f")}
+    plan = two_groups(learners["a"], names)
+    first, second = (plan.assignment.model(OWN + 1, name) for name in "ab")
+
+    async def scenario() -> list[Report]:
+        nest = Nest(quick(rounds=10**6, expect=names, sharing="auto", settle_tolerance=1e-2))
+        lives = {name: nest.start(name, learners[name]) for name in names}
+        await until(lambda: all(life.trains() and life.view.plan for life in lives.values()))
+        await offer(lives["a"], "a", plan)
+        await until(
+            lambda: all({first, second} & {*life.view.counting_rounds} for life in lives.values())
+        )
+        counting = {name: lives[name].view.counting_rounds[first] for name in "ac"}
+        for name in "ef":
+            nest.start(name, learners[name], quick(rounds=10**6, sharing="auto"))
+        await until(
+            lambda: groups_of(learners) == {first: {"a", "c", "e"}, second: {"b", "d", "f"}}
+        )
+        for name in "ac":  # their weight has counted all the time
+            assert lives[name].view.counting_rounds[first] > counting[name]
+        return await nest.finish(8)
+
+    reports = run(scenario())
+    models = check_accounts(reports)
+    assert any(model.startswith("groups") for model in models)
+    record = SharingReport.merged([report.sharing for report in reports if report.sharing])
+    assert set(record["assignment"]["peers"]) == set(learners)
+    assert sum(report.accuracy for report in reports) / len(reports) > 0.7
+
+
+def hostile_entries(good: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a card may have in the place of a plan; good: the record of a plan for peers a to d."""
+    assignment, own = good["assignment"], {"part": "2", "cells": [0], "scheme": 1}
+    yield {}
+    yield {"by": "a", "plan": 7}
+    for by in ("", "a/b", "x" * 65, 7, None, ["a"]):
+        yield {"by": by, "plan": good}
+    for changes in (
+        {"version": "many"},
+        {"version": 10**400},
+        {"version": 1.5},
+        {"version": -1},
+        {"until": float("inf")},
+        {"deciding": "yes"},
+        {"chosen": -1},
+        {"memory": {"colour": 1}},
+        {"memory": {"steps": "many"}},
+        {"memory": {"recent_losses": "few"}},
+        {"assignment": {"peers": []}},
+        {"assignment": assignment | {"peers": []}},
+        {"assignment": assignment | {"peers": ["a", "a", "b", "c"]}},
+        {"assignment": assignment | {"peers": ["a", ["b"], "c", "d"]}},
+        {"assignment": assignment | {"suffix": "+/#"}},
+        {"assignment": assignment | {"suffix": "0123abcd"}},  # that of another assignment
+        {"assignment": assignment | {"schemes": [[0, 0, 1, 1], [0, 1, 2, 3]]}},
+        {"assignment": assignment | {"schemes": assignment["schemes"] * 20}},
+        {"assignment": assignment | {"cells": {"2": {"9": [0]}}}},
+        {"candidates": [own | {"part": "nose"}]},
+        {"candidates": [own | {"cells": [10]}]},
+        {"candidates": [own | {"cells": [-1]}]},
+        {"candidates": [own | {"cells": []}]},
+        {"candidates": [own | {"scheme": 2}]},
+        {"candidates": [own | {"scheme": [0, 1]}]},
+        {"candidates": [own] * 1000},
+    ):
+        yield {"by": "a", "plan": good | changes}
+
+
 def test_a_plan_that_cannot_be_read_is_dropped_and_the_lower_name_holds() -> None:
     engine = begin(Engine("b", make("b"), quick(sharing="auto", rounds=60)))
     sharing = engine.sharing
     assert sharing is not None
     good = sharing.first_plan(0, ["a", "c", "d"]).as_record()
-    for entry in (
-        {},
-        {"by": "a", "plan": 7},
-        {"by": "a", "plan": good | {"version": "many"}},
-        {"by": "a", "plan": good | {"memory": {"colour": 1}}},
-        {"by": "a", "plan": good | {"assignment": {"peers": []}}},
-        {"by": "a", "plan": good | {"candidates": [{"part": "nose", "cells": [0], "scheme": 1}]}},
-    ):
+    for number, entry in enumerate(hostile_entries(good), 1):
         engine.turn([], [Online("a", "s", (), plan=entry)], 0.0, 10**6)
-    assert engine.dropped["plan"] == 6
+        assert engine.dropped["plan"] == number, entry
     engine.begin_round()
     assert sharing.version == 0
     for by, followed in (("c", "c"), ("d", "c"), ("a", "a")):
@@ -170,10 +297,71 @@ def test_a_plan_that_cannot_be_read_is_dropped_and_the_lower_name_holds() -> Non
         assert entry["by"] == followed
 
 
+def test_nobody_can_make_the_last_plan() -> None:
+    engine = begin(Engine("b", make("b"), quick(sharing="auto", rounds=60)))
+    sharing = engine.sharing
+    assert sharing is not None
+    good = sharing.first_plan(0, ["a", "c", "d"]).as_record()
+    sharing.offer({"by": "c", "plan": good})
+    with pytest.raises(ModelError, match="version"):
+        sharing.offer({"by": "a", "plan": good | {"version": 2**52}})
+    sharing.offer({"by": "a", "plan": good | {"version": 1000}})  # somebody who was away for long
+    sharing.follow()
+    assert sharing.version == 1001
+
+
+def test_plans_of_strangers_and_of_revoked_members_are_ignored(run, tmp_path: Path) -> None:
+    papers, others = Papers(tmp_path), Papers(tmp_path / "others")
+    others.folder.mkdir()
+    names = papers.names("a", "b", "c")
+    engine = Engine("a", make("a"), quick(sharing="auto", rounds=60))
+    assert engine.sharing is not None
+    entry = {"by": "b", "plan": engine.sharing.first_plan(0, ["b", "c", "d"]).as_record()}
+
+    def security_of(owner: Papers, label: str) -> SwarmSecurity:
+        identity = owner.people[label]
+        admission = Admission.load(owner.folder / f"{label}.invitation", identity)
+        return SwarmSecurity(
+            identity, admission, owner.owner.public,
+            swarm="nest", session=f"s{label}", models=["global"], since=0.0,
+        )  # fmt: skip
+
+    def announce(owner: Papers, label: str) -> list[tuple[str, bytes]]:
+        """The card of a peer that has made a plan, and its status."""
+        security = security_of(owner, label)
+        card = Card(f"s{label}", 0.0, 1, {"global": []}, plan=entry)
+        return [
+            (topics.card("nest", security.name), security.card(card.encode())),
+            (topics.status("nest", security.name), security.status(
+                Status("online", f"s{label}").encode())),
+        ]  # fmt: skip
+
+    others.names("d")
+    unsigned = [
+        (topics.card("nest", names[1]), Card("sb", 0.0, 1, {"global": []}, plan=entry).encode()),
+        (topics.status("nest", names[1]), Status("online", "sb").encode()),
+    ]
+    revoked = [(revocation_topic("nest"), papers.revoke(names[2]))]
+    for arrivals, planners in (
+        (announce(papers, "b"), [names[1]]),
+        (unsigned, []),
+        (announce(others, "d"), []),
+        (revoked + announce(papers, "c"), []),
+    ):
+        link, _ = run(delivered(arrivals, security=security_of(papers, "a"), engine=engine))
+        online = [event for event in link.take_events() if isinstance(event, Online)]
+        assert [event.peer for event in online if event.plan == entry] == planners
+
+
 def test_what_auto_cannot_do_is_refused() -> None:
     for changes, reason in (
         ({"mode": "server"}, 'use mode = "async" or "rounds"'),
         ({"compress": "int8"}, "leave compress out"),
+        ({"dp": ReleasePlan(clip=1.0, noise=1.0)}, "leave dp out"),
+        (
+            {"private": {"global": 64.0}, "trust": "swarm", "mode": "rounds"},
+            "without masks; leave private out",
+        ),
     ):
         with pytest.raises(PeerError, match=reason):
             Engine("a", make("a"), quick(sharing="auto", **changes))

@@ -79,6 +79,19 @@ def test_a_newcomer_has_no_opinion_but_norms_still_bind():
     assert inspect(Guards(), 10 * OWN, held=0) == "norm"
 
 
+def test_values_that_honest_peers_need_not_have_alike_are_bounded_in_size_alone():
+    guards = Guards()
+    for value, passes in (
+        (OWN * 1e5, True),
+        (-OWN, True),
+        (OWN * 1e30, False),
+        (OWN * np.nan, False),
+    ):
+        result = guards.inspect(give(value), OWN, ONE, ONE, 0.0, comparable=False)
+        assert isinstance(result, Give) == passes, value
+    assert set(guards.counters) == {"norm", "not-finite"}
+
+
 def test_a_vector_of_zeros_can_be_joined():
     guards, zeros = Guards(), np.zeros(100, np.float32)
     assert isinstance(guards.inspect(give(np.full(100, 3e-4)), zeros, ONE, ONE, 0.0), Give)

@@ -15,6 +15,8 @@ from security_kit import (
     introduce,
     invited,
     person,
+    received,
+    understand,
     wake,
 )
 
@@ -41,6 +43,7 @@ from gossamer.gossip.security import (
     signed,
 )
 from gossamer.gossip.security.identity import check_key
+from gossamer.gossip.security.members import MAX_CARD_MODELS
 from gossamer.gossip.wire import Give
 
 # --- keys and names ----------------------------------------------------------------------------------
@@ -133,6 +136,37 @@ def test_a_pair_of_models_needs_both():
     assert read_claims(invite(OWNER, SWARM, anna.label, anna.public), OWNER.public).admits(
         "anything&else"
     )
+
+
+def test_a_pattern_admits_to_models_that_begin_like_it():
+    anna = Identity.generate("anna")
+    claims = read_claims(
+        invite(OWNER, SWARM, anna.label, anna.public, models=["global", "group*"]), OWNER.public
+    )
+    for model in ("global", "group2-0-1f", "group", "group2-0-1f&group3-1-1f", "group2*"):
+        assert claims.admits(model), model
+    for model in ("globally", "grou", "my-group", "group2-0-1f&blue", "GROUP2", "*", "g*", ""):
+        assert not claims.admits(model), model
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("*", "would admit to every model: leave the models out"),
+        ("**", "one \\*, at its end"),
+        ("*-group", "one \\*, at its end"),
+        ("group*-1", "one \\*, at its end"),
+        ("group?", "contains '\\?'"),
+        ("group[12]*", "contains '\\['"),
+        ("a/b*", "contains '/'"),
+        ("a&b*", "name both models"),
+        ("x" * 65 + "*", "limit 64"),
+        ("", "is empty"),
+    ],
+)
+def test_what_is_neither_a_name_nor_a_pattern_is_not_signed(model, message):
+    with pytest.raises(TrustError, match=message):
+        invite(OWNER, SWARM, "anna", Identity.generate("anna").public, models=["global", model])
 
 
 def test_invitations_of_others_do_not_count():
@@ -353,6 +387,75 @@ def test_an_expired_member_is_out():
 def test_a_peer_does_not_start_with_models_it_is_not_admitted_to():
     with pytest.raises(TrustError, match=r"implements blue, which invitation .* does not admit"):
         wake(*invited("anna", ("global",)), Clock(), ("global", "blue"))
+
+
+def test_a_peer_does_not_start_without_the_patterns_of_models_that_may_begin():
+    for models in (("global",), ("global", "group2*"), ("global*",)):
+        with pytest.raises(TrustError, match=r"implements group\*, which invitation"):
+            wake(*invited("anna", models), Clock(), later_models=["group*"])
+    for models in (("global", "group*"), ("g*",), None):
+        wake(*invited("anna", models), Clock(), later_models=["group*"])
+
+
+def test_models_that_begin_while_peers_run_are_exchanged_if_invitations_admit_them():
+    clock = Clock()
+    anna, ben, carl = (
+        wake(*invited(label, models), clock)
+        for label, models in (
+            ("anna", ("global*", "group*")), ("ben", ("global*", "group*")), ("carl", ("global",)),
+        )
+    )  # fmt: skip
+    people, new = (anna, ben, carl), ("global-1f", "group2-0-1f")
+    introduce(people)
+    assert understand(anna, carl)
+    for one in (anna, ben):
+        one.security.set_models(new)
+    introduce(people)
+    for model in (*new, "global"):  # of the model that has ended, transfers may be on their way
+        assert understand(anna, ben, model)
+    assert anna.security.register.members[ben.name].models == set(new)
+    for model in new:
+        assert not anna.packets(carl, model)
+    # Carl is hostile: its card names the group, and it seals for it.
+    carl.security.keyring.add_models(new)
+    hears_card(anna, carl, carl.forged_card(models=frozenset((*new, "global"))))
+    assert anna.security.register.members[carl.name].models == {"global"}
+    assert not anna.packets(carl, new[1])
+    assert not received(anna, carl.packets(anna, new[1]), new[1])
+    assert anna.security.counters["untrusted-not-a-member"]
+    assert understand(anna, carl)
+    with pytest.raises(TrustError, match="implements group2-0-1f, which"):
+        carl.security.set_models(["group2-0-1f"])
+
+
+def test_a_restarted_peer_settles_transfers_of_models_that_have_ended():
+    clock = Clock()
+    anna, ben = (wake(*invited(label, ("global*",)), clock) for label in ("anna", "ben"))
+    ben.security.set_models(["global-2"], former=["global", "global-1"])
+    anna.security.set_models(["global-2"], former=["global", "global-1"])
+    introduce((anna, ben))
+    assert understand(anna, ben, "global-1")
+    assert not anna.packets(ben, "global-3")
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        {f"group{number}" for number in range(MAX_CARD_MODELS + 1)},
+        {"group/+"},
+        {"group" + "x" * 60},
+        {"group#"},
+        {""},
+        {"group 1"},
+    ],
+)
+def test_a_card_with_too_many_or_impossible_names_of_models_is_refused(models):
+    clock = Clock()
+    anna, eve = (wake(*invited(label, ("g*",)), clock) for label in ("anna", "eve"))
+    assert not hears_card(anna, eve, eve.forged_card(models=frozenset(models)))
+    assert anna.security.counters["untrusted-malformed"] == 1
+    most = frozenset(sorted(f"group{number}" for number in range(MAX_CARD_MODELS)))
+    assert hears_card(anna, eve, eve.forged_card(models=most))
 
 
 # --- one invitation, one member ----------------------------------------------------------------------
