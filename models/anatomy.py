@@ -57,7 +57,7 @@ class ParameterMap:
     never_averaged: bool = False
     extra_cell: int | None = None
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many coordinates the parameter has."""
         return int(np.prod(self.shape, dtype=np.int64))
@@ -136,7 +136,7 @@ class Anatomy:
         """The index at which each parameter begins in the flat parameter vector."""
         return {name: span.start for name, span in self.spans.items()}
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The length of the flat parameter vector."""
         return sum(parameter.size for parameter in self.parameters)

@@ -395,7 +395,7 @@ def _map_coordinates(
             axes = tuple(zip(block, sizes, strict=True))
             entry = (parameter.name, axes, values_per_entry)
             blocks.setdefault(model_sets[table[block]], []).append(entry)
-    coordinates = {models: _as_slice(np.concatenate(p)) for models, p in pieces.items()}
+    coordinates = {models: as_slice(np.concatenate(p)) for models, p in pieces.items()}
     return CoordinateMap(coordinates, blocks)
 
 
@@ -419,14 +419,18 @@ def _averaging_table(
     return table, model_sets
 
 
-def _as_slice(coordinates: np.ndarray) -> slice | np.ndarray:
-    """Return contiguous coordinates as a slice, which copies faster and takes no memory."""
+Places = slice | np.ndarray
+"""Coordinates of the flat vector: a slice if they are contiguous, which copies faster and takes no memory."""
+
+
+def as_slice(coordinates: np.ndarray) -> Places:
+    """Return coordinates as a slice if they are contiguous."""
     first = int(coordinates[0])
     contiguous = np.array_equal(coordinates, np.arange(first, first + len(coordinates)))
     return slice(first, first + len(coordinates)) if contiguous else coordinates
 
 
-def _indices(where: slice | np.ndarray) -> np.ndarray:
+def _indices(where: Places) -> np.ndarray:
     return np.arange(where.start, where.stop) if isinstance(where, slice) else where
 
 
@@ -482,7 +486,7 @@ class Slicing:
         """Indices into the flat parameter vector that `model` averages, in the same order on all peers."""
         return _indices(self.coordinates_or_slice(model))
 
-    def coordinates_or_slice(self, model: str) -> slice | np.ndarray:
+    def coordinates_or_slice(self, model: str) -> Places:
         """The same as `coordinates`, but as a slice if the coordinates are contiguous."""
         if not model or model not in self._coordinates:
             raise ModelError(

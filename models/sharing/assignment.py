@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..anatomy import Anatomy
+from ..anatomy import Anatomy, ParameterMap
 from ..errors import ModelError
-from ..slicing import ModelGraph
+from ..slicing import ModelGraph, Places, as_slice
 
 if TYPE_CHECKING:
     from ..network import SlicedNetwork
@@ -241,19 +241,39 @@ class Assignment:
     def codes(self) -> np.ndarray:
         """For every coordinate of the flat vector, the schemes of its cells, as bits."""
         bits = 1 << self.scheme_of.astype(np.int64)
-        codes = np.zeros(self.anatomy.size, np.int64)
-        for one in self.anatomy.parameters:
-            code = np.zeros(one.shape, np.int64)
-            for number, axis in enumerate(one.axes):
-                if axis is not None:
-                    shape = [1] * len(one.shape)
-                    shape[number] = len(axis)
-                    code |= bits[axis].reshape(shape)
-            for cell in (one.cell, one.extra_cell):
-                if cell is not None:
-                    code |= bits[cell]
-            codes[self.anatomy.spans[one.name]] = code.ravel()
-        return codes
+        return np.concatenate([_spread(bits, one) for one in self.anatomy.parameters])
+
+    def blocks_of(self, cells: np.ndarray) -> list[tuple[int, int, Places]]:
+        """Return the coordinates that belong to some cells, in blocks that are averaged alike.
+
+        cells: numbered through the whole network. A block is its code (see `codes`), the code of its other
+        cells alone, and its coordinates.
+        """
+        key = cells.tobytes()
+        if key not in self._blocks:
+            bits = 1 << self.scheme_of.astype(np.int64)
+            chosen = np.zeros(len(bits), bool)
+            chosen[cells] = True
+            kinds = np.where(chosen, 1 << 2 * MAX_GROUPINGS, bits << MAX_GROUPINGS) | bits
+            pieces: dict[int, list[np.ndarray]] = {}
+            for one in self.anatomy.parameters:
+                if any(chosen[each].any() for each in _cells_of(one)):
+                    kind_of = _spread(kinds, one)
+                    inside = np.flatnonzero(kind_of >> 2 * MAX_GROUPINGS)
+                    start = self.anatomy.spans[one.name].start
+                    for kind, places in _by_value(kind_of[inside]):
+                        pieces.setdefault(kind, []).append(start + inside[places])
+            mask = (1 << MAX_GROUPINGS) - 1
+            self._blocks[key] = [
+                (kind & mask, kind >> MAX_GROUPINGS & mask, as_slice(np.concatenate(places)))
+                for kind, places in pieces.items()
+            ]
+        return self._blocks[key]
+
+    @cached_property
+    def _blocks(self) -> dict[bytes, list[tuple[int, int, Places]]]:
+        """What `blocks_of` has found, by cells: many candidates change the same cells."""
+        return {}
 
     def together(self, code: int) -> Labels:
         """Return the groups of peers that average coordinates with a code: together in all its schemes."""
@@ -265,11 +285,10 @@ class Assignment:
 
         Peers are given by their numbers. A group of one peer means that it keeps its own value.
         """
-        codes = self.codes[coordinates]
-        for code in np.unique(codes).tolist():
-            labels, columns = np.asarray(self.together(code)), coordinates[codes == code]
-            for group in range(labels.max() + 1):
-                yield tuple(np.flatnonzero(labels == group).tolist()), columns
+        for code, places in _by_value(self.codes[coordinates]):
+            columns = coordinates[places]
+            for group in members(self.together(code)):
+                yield group, columns
 
     def average(self, rows: np.ndarray, coordinates: np.ndarray) -> np.ndarray:
         """Return some coordinates of all peers' values, [peers, coordinates], averaged as assigned."""
@@ -278,22 +297,6 @@ class Assignment:
             block = np.array(group)[:, None], columns
             averaged[block] = rows[block].mean(axis=0)
         return averaged[:, coordinates]
-
-    def differs(self, other: Assignment) -> np.ndarray:
-        """Return the coordinates that the two assignments average among different peers."""
-        codes, others = self.codes, other.codes
-        shorter = min(len(self.schemes), len(other.schemes))
-        every = np.arange(len(codes))
-        if self.schemes[:shorter] == other.schemes[:shorter]:  # then equal codes mean equal groups
-            every = np.flatnonzero(codes != others)
-        pairs, numbers = np.unique(
-            codes[every] << MAX_GROUPINGS | others[every], return_inverse=True
-        )
-        different = [
-            self.together(pair >> MAX_GROUPINGS) != other.together(pair & (1 << MAX_GROUPINGS) - 1)
-            for pair in pairs.tolist()
-        ]
-        return every[np.array(different, bool)[numbers]]
 
     @cached_property
     def distinct_values(self) -> int:
@@ -370,3 +373,41 @@ def renumbered(labels: Iterable[object]) -> Labels:
     """Return labels as numbers in the order of their first appearance."""
     numbers: dict[object, int] = {}
     return tuple(numbers.setdefault(label, len(numbers)) for label in labels)
+
+
+def members(labels: Labels) -> list[tuple[int, ...]]:
+    """Return the numbers of the peers of every group."""
+    groups: list[list[int]] = [[] for _ in range(max(labels) + 1)]
+    for peer, group in enumerate(labels):
+        groups[group].append(peer)
+    return [tuple(group) for group in groups]
+
+
+def _cells_of(parameter: ParameterMap) -> Iterator[np.ndarray]:
+    """Yield the cells on each axis of a parameter, and those that all its values belong to."""
+    yield from (axis for axis in parameter.axes if axis is not None)
+    yield np.array([c for c in (parameter.cell, parameter.extra_cell) if c is not None], int)
+
+
+def _spread(bits: np.ndarray, parameter: ParameterMap) -> np.ndarray:
+    """Return, for every coordinate of a parameter, the bits of all its cells together."""
+    found = np.zeros(parameter.shape, np.int64)
+    for number, axis in enumerate(parameter.axes):
+        if axis is not None:
+            shape = [1] * len(parameter.shape)
+            shape[number] = len(axis)
+            found |= bits[axis].reshape(shape)
+    for cell in (parameter.cell, parameter.extra_cell):
+        if cell is not None:
+            found |= bits[cell]
+    return found.ravel()
+
+
+def _by_value(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the different numbers in an array, and where each is; fast if there are few."""
+    left = np.arange(len(values))
+    while len(left):
+        value = values[left[0]]
+        is_equal = values[left] == value
+        yield int(value), left[is_equal]
+        left = left[~is_equal]

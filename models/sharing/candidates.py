@@ -11,6 +11,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 
 from ..anatomy import Anatomy
 from ..errors import ModelError
+from ..slicing import Places
 from .assignment import GLOBAL, OWN, Assignment, Labels, renumbered
 
 
@@ -26,8 +27,9 @@ class Candidate:
         OWN, or the groups that average them.
     assignment
         The assignment with this change.
-    coordinates
-        The coordinates that it averages among other peers than the present assignment does.
+    changes
+        The coordinates that it averages among other peers than the present assignment does, in blocks,
+        with the groups of those peers.
     """
 
     part: str
@@ -35,17 +37,22 @@ class Candidate:
     cells: tuple[int, ...]
     scheme: int | Labels
     assignment: Assignment
-    coordinates: np.ndarray
+    changes: tuple[tuple[Labels, Places], ...]
 
     @classmethod
     def of(
         cls, present: Assignment, part: str, cells: Sequence[int] | np.ndarray, scheme: int | Labels
     ) -> Candidate:
         """Return the candidate that gives cells of a part to a scheme."""
-        changed = present.change(part, cells, scheme)
-        level = next(level for level, name in levels(present.anatomy) if name == part)
-        chosen = tuple(int(cell) for cell in cells)
-        return cls(part, level, chosen, scheme, changed, present.differs(changed))
+        anatomy = present.anatomy
+        chosen, first = np.asarray(cells, int), anatomy.first_cells[anatomy.find(part)]
+        level = next(level for level, name in levels(anatomy) if name == part)
+        changed, changes = present.change(part, chosen, scheme), []
+        for code, others, columns in present.blocks_of(first + chosen):
+            labels = changed.together(others | 1 << int(changed.scheme_of[first + chosen[0]]))
+            if labels != present.together(code):
+                changes.append((labels, columns))
+        return cls(part, level, tuple(chosen.tolist()), scheme, changed, tuple(changes))
 
     @property
     def groups(self) -> int:

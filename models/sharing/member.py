@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ..anatomy import Anatomy
 from ..errors import ModelError
 from ..learner import Metrics, SgdLearner, UpdateRule
-from ..slicing import seeded_rng
+from ..slicing import Places, seeded_rng
 from ..stack import read_rule
 from .decisions import AutoOptions, Plan
 from .statistics import SKETCH, cell_of_coordinates, coordinates_into, outputs_of, sketch
@@ -85,7 +85,8 @@ class SharingMember:
             return
         after = self._values()
         self._movement.add(self._before - after, self._cell_of)
-        if self.plan.candidates:
+        # What is measured in a plan's last round arrives too late.
+        if self.plan.candidates and self._measured < self.plan.until - self.plan.round - 1:
             self._losses += self._measure(after, statistics)
             self._measured += 1
         self._statistics = statistics
@@ -101,16 +102,14 @@ class SharingMember:
         """Follow another plan; returns True if slices or samples have changed."""
         before, self.plan = self.plan, plan
         self._peer = self._place(plan)
-        name = self.learner.network.peer
-        resliced = plan.assignment.slices(name)[0] != before.assignment.slices(name)[0]
+        resliced = plan.assignment.slices(self._name)[0] != before.assignment.slices(self._name)[0]
         if resliced:
             measured = self._statistics is not None and len(self._before)
             chosen = plan.chosen if plan.version == before.version + 1 else None
             if chosen is not None and chosen < len(before.candidates) and measured:
                 assert self._statistics is not None
                 # The first mix is not a candidate's.
-                mixture = self._mixture(before, 1 + chosen, self._values(), self._statistics)
-                self._put(mixture)
+                self._mix(before, 1 + chosen, self._statistics)
             self._slice()
             self._forget()
         held_out, holds_out = self._holds_out(before), self._holds_out(plan)
@@ -140,7 +139,7 @@ class SharingMember:
 
     def _holds_out(self, plan: Plan) -> bool:
         """Return whether a plan needs held-out samples of this peer; a newcomer's do not depend on others."""
-        is_newcomer = self._place(plan) is None or self.learner.network.peer in plan.newcomers
+        is_newcomer = self._place(plan) is None or self._name in plan.newcomers
         return plan.deciding or is_newcomer
 
     def _place(self, plan: Plan) -> int | None:
@@ -197,8 +196,10 @@ class SharingMember:
     def _values(self) -> np.ndarray:
         return self.learner.network.flat.cpu().numpy().copy()
 
-    def _put(self, values: np.ndarray) -> None:
-        self.learner.network.flat.copy_(torch.from_numpy(values))
+    def _put(self, columns: Places, values: np.ndarray) -> None:
+        flat = self.learner.network.flat
+        places = columns if isinstance(columns, slice) else torch.from_numpy(columns)
+        flat[places] = torch.from_numpy(values).to(flat.device)
 
     # --- measuring ------------------------------------------------------------------------------
 
@@ -212,26 +213,25 @@ class SharingMember:
             return float(self.learner.losses(passes.outputs(first_layer), labels).mean())
 
         losses = [loss(0)]
-        for mix in range(len(self.plan.layout.mixes)):
-            self._put(self._mixture(self.plan, mix, after, statistics))
-            losses.append(loss(self._first_layers[mix]))
-        self._put(after)
+        for mix, first_layer in enumerate(self._first_layers):
+            changed = self._mix(self.plan, mix, statistics)
+            losses.append(loss(first_layer))
+            for columns in changed:
+                self._put(columns, after[columns])
         return losses
 
-    def _mixture(
-        self, plan: Plan, mix: int, after: np.ndarray, statistics: np.ndarray
-    ) -> np.ndarray:
-        """Return the values after averaging, but with what a mix of the plan changes averaged as it says."""
-        values, layout = after.copy(), plan.layout
-        source, groups = layout.mixes[mix]
-        own = self._with_head(self._before) if source == "heads" else self._before
-        for number in self._groups_of(plan, mix):
+    def _mix(self, plan: Plan, mix: int, statistics: np.ndarray) -> list[Places]:
+        """Average what a mix of the plan changes as it says; return the coordinates that have changed."""
+        source, groups = plan.layout.mixes[mix]
+        numbers = self._groups_of(plan, mix)
+        for number in numbers:
             group, columns = groups[number]
-            if self._peer is None or len(group) == 1:
-                values[columns] = own[columns]
+            if self._peer is not None and len(group) > 1:
+                self._put(columns, plan.layout.group_mean(statistics, mix, number))
             else:
-                values[columns] = layout.group_mean(statistics, mix, number)
-        return values
+                own = self._with_head(self._before) if source == "heads" else self._before
+                self._put(columns, own[columns])
+        return [groups[number][1] for number in numbers]
 
     def _groups_of(self, plan: Plan, mix: int) -> list[int]:
         """Return the numbers of the groups of a mix that this peer is in; all, if the plan leaves it out."""

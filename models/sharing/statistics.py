@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
 from ..anatomy import Anatomy
-from ..slicing import seeded_rng
-from .assignment import Assignment, Labels
+from ..slicing import Places, as_slice, seeded_rng
+from .assignment import Assignment, Labels, members
 from .candidates import Candidate, levels
 
 SKETCH = 32
@@ -41,24 +41,29 @@ class StatisticsLayout:
         self.cells = int(anatomy.first_cells[-1]) if deciding else 0
         self.losses = LOSSES_BEFORE_CANDIDATES + len(candidates) if deciding else 0
         self.columns = 1 + self.losses + (SKETCH * len(self.parts) if deciding else 0)
-        self.mixes: list[tuple[Source, list[tuple[Labels, np.ndarray]]]] = []
+        self.mixes: list[tuple[Source, list[tuple[Labels, Places]]]] = []
         """What is averaged by whom, and at which coordinates: with output layers that are never averaged, and
         under every candidate."""
+        outputs = coordinates_into(anatomy, outputs_of(anatomy))
         if candidates:
-            outputs = coordinates_into(anatomy, outputs_of(anatomy))
-            self.mixes.append(("heads", list(assignment.groups_at(outputs))))
-            for one in candidates:
-                source: Source = "heads" if one.level == 0 else "values"
-                coordinates = outputs if one.level == 0 else one.coordinates
-                self.mixes.append((source, list(one.assignment.groups_at(coordinates))))
-        needed: dict[tuple[Source, Labels], np.ndarray] = {}
+            self.mixes.append(("heads", _compact(assignment.groups_at(outputs))))
+        for one in candidates:
+            groups = [
+                (group, columns) for labels, columns in one.changes for group in members(labels)
+            ]
+            if one.level == 0:
+                stays = np.ones(anatomy.size, bool)
+                for _, columns in one.changes:
+                    stays[columns] = False
+                groups += _compact(assignment.groups_at(outputs[stays[outputs]]))
+            self.mixes.append(("heads" if one.level == 0 else "values", groups))
+        needed: dict[tuple[Source, Labels], list[Places]] = {}
         for source, groups in self.mixes:
             for group, columns in groups:
                 if len(group) > 1:
-                    mask = needed.setdefault((source, group), np.zeros(anatomy.size, bool))
-                    mask[columns] = True
-        self.groups = {key: np.flatnonzero(mask) for key, mask in needed.items()}
-        self._positions: dict[tuple[int, int], np.ndarray] = {}
+                    needed.setdefault((source, group), []).append(columns)
+        self.groups = {key: _union(pieces, anatomy.size) for key, pieces in needed.items()}
+        self._positions: dict[tuple[int, int], Places] = {}
         self._rows = slice(2 + 2 * self.cells, 2 + 2 * self.cells + self.peers * self.columns)
         self._starts: dict[tuple[Source, Labels], int] = {}
         self.size = self._rows.stop
@@ -67,7 +72,7 @@ class StatisticsLayout:
         """Vectors of layouts with the same name may be averaged."""
         for key, columns in self.groups.items():
             self._starts[key] = self.size
-            self.size += len(columns)
+            self.size += _count(columns)
 
     def pack(
         self,
@@ -96,7 +101,7 @@ class StatisticsLayout:
         for (source, group), columns in self.groups.items():
             if peer in group:
                 start = self._starts[source, group]
-                vector[start : start + len(columns)] = sources[source][columns]
+                vector[start : start + _count(columns)] = sources[source][columns]
         return vector
 
     def rows(self, vector: np.ndarray) -> np.ndarray:
@@ -108,11 +113,45 @@ class StatisticsLayout:
         source, groups = self.mixes[mix]
         group, columns = groups[number]
         if (mix, number) not in self._positions:  # the same in every round, and for every peer
-            place = np.searchsorted(self.groups[source, group], columns)
-            self._positions[mix, number] = self._starts[source, group] + place
+            within = _positions(columns, self.groups[source, group])
+            self._positions[mix, number] = _shifted(within, self._starts[source, group])
         total = vector[self._positions[mix, number]]
         weight = self.rows(vector)[list(group), 0].sum()
         return total / weight if weight > 0 else total
+
+
+def _compact(groups: Iterable[tuple[Labels, np.ndarray]]) -> list[tuple[Labels, Places]]:
+    return [(group, as_slice(columns)) for group, columns in groups]
+
+
+def _count(columns: Places) -> int:
+    return columns.stop - columns.start if isinstance(columns, slice) else len(columns)
+
+
+def _shifted(columns: Places, by: int) -> Places:
+    if isinstance(columns, slice):
+        return slice(columns.start + by, columns.stop + by)
+    return columns + by
+
+
+def _positions(columns: Places, every: Places) -> Places:
+    """Return where coordinates are among others, which are in ascending order and contain them."""
+    if isinstance(every, slice):
+        return _shifted(columns, -every.start)
+    if isinstance(columns, slice):
+        start = int(np.searchsorted(every, columns.start))
+        return slice(start, start + _count(columns))
+    return np.searchsorted(every, columns)
+
+
+def _union(pieces: Sequence[Places], size: int) -> Places:
+    """Return all coordinates of some pieces, in ascending order."""
+    if all(piece is pieces[0] for piece in pieces):
+        return pieces[0]
+    inside = np.zeros(size, bool)
+    for piece in pieces:
+        inside[piece] = True
+    return as_slice(np.flatnonzero(inside))
 
 
 class Statistics:
@@ -176,6 +215,7 @@ def _random_sums(part: str, size: int) -> tuple[np.ndarray, np.ndarray]:
     return generator.integers(SKETCH, size=size), generator.choice((-1.0, 1.0), size=size)
 
 
+@lru_cache(maxsize=64)
 def coordinates_into(anatomy: Anatomy, part: str) -> np.ndarray:
     """Return the coordinates that lead into a part's cells; for the inputs, those that lead out of them."""
     index = anatomy.find(part)
@@ -193,6 +233,7 @@ def outputs_of(anatomy: Anatomy) -> str:
     return next(part for level, part in levels(anatomy) if level == 0)
 
 
+@lru_cache(maxsize=8)
 def cell_of_coordinates(anatomy: Anatomy, axis: int) -> np.ndarray:
     """Return, for every coordinate, the cell on the first or last axis with cells; for norms, their own."""
     cells = np.zeros(anatomy.size, np.int64)
