@@ -8,62 +8,20 @@ block after `<!-- run: … -->` run.
 from __future__ import annotations
 
 import re
-import shlex
-import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
+from docs_kit import ALL, PAGES, ROOT, Block, blocks, lines, name, with_language, write_files
 
 from gossamer.experiments.cli.app import app
 from gossamer.experiments.config.examples import PREFIX, example_path
 from gossamer.experiments.config.tables import parse_config, parse_table
 from gossamer.experiments.federated.comparison import parse_comparison
 from gossamer.experiments.live.layout import JoinConfig
-
-ROOT = Path(__file__).parents[1]
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "SECURITY.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
-BLOCK = re.compile(r"(<!-- run: \w+ -->\n)?^```(\S*).*?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-FILE = re.compile(r"# ([\w.-]+\.(?:py|toml))\b")
-
-
-@dataclass(frozen=True)
-class Block:
-    page: Path
-    language: str
-    text: str
-    runs: bool
-
-    @property
-    def file(self) -> str | None:
-        """The name of the file that the block is the content of."""
-        match = FILE.match(self.text)
-        return match[1] if match else None
-
-
-def blocks(page: Path) -> list[Block]:
-    found = BLOCK.findall(page.read_text("utf-8"))
-    return [Block(page, language, text, bool(run)) for run, language, text in found]
-
-
-ALL = [block for page in PAGES if "_build" not in page.parts for block in blocks(page)]
-
-
-def name(value: Any) -> str:
-    return str(value.relative_to(ROOT)) if isinstance(value, Path) else ""
-
-
-def with_language(language: str) -> list[Path]:
-    return list(dict.fromkeys(block.page for block in ALL if block.language == language))
 
 
 def test_every_block_has_a_language_that_is_checked():
@@ -87,12 +45,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
-
-
-def write_files(page: Path, folder: Path) -> None:
-    for block in blocks(page):
-        if block.file:
-            (folder / block.file).write_text(block.text, "utf-8")
 
 
 @pytest.mark.parametrize("page", with_language("python"), ids=name)
@@ -146,12 +98,6 @@ def test_toml_is_a_config_or_a_device_file(block: Block):
 # --- commands -------------------------------------------------------------------------------------------
 
 
-def lines(block: Block) -> list[list[str]]:
-    """The commands of a block, as lists of words."""
-    words = (shlex.split(line, comments=True) for line in block.text.splitlines())
-    return [each for each in words if each]
-
-
 COMMANDS = [(block, words) for block in ALL if block.language == "sh" for words in lines(block)]
 
 
@@ -179,25 +125,3 @@ def test_make_targets_exist():
     for _, words in COMMANDS:
         if words[0] == "make":
             assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE)
-
-
-def test_the_tutorial_runs(folder: Path):
-    """Its commands and its last snippet share one folder, as they do for a reader."""
-    page = ROOT / "docs/tutorial.md"
-    write_files(page, folder)
-    marked = [block for block in blocks(page) if block.runs]
-    assert len(marked) == 3
-    for block in marked:
-        programs = (
-            [["-c", block.text]]
-            if block.language == "python"
-            else [["-m", *words] for words in lines(block)]
-        )
-        for program in programs:
-            done = subprocess.run(
-                [sys.executable, *program], cwd=folder, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, done.stderr
-    assert "weight held / injected" not in done.stdout
-    assert done.stdout.split() == ["780", "parameters"]
-    assert (folder / "results/garden-live/latest/outcome.json").exists()
