@@ -59,6 +59,7 @@ from .sample_folder import watch_folder
 from .settings import Limits, Settings
 from .sharing import LiveSharing
 from .store import Agreement, MatchedStore
+from .summary import Journal
 
 _log = logging.getLogger(__name__)
 
@@ -163,6 +164,14 @@ class View:
     """Counts the changes of what our card says about plans."""
     awaits_others: bool
     """Whether others must follow the same plan before the next round is trained."""
+    weights: Mapping[str, float]
+    """The push-sum weight that the peer holds of each partial model; 1.0 is the weight of one peer."""
+    diverged: Sequence[str]
+    """Partial models with values that are NaN or infinite."""
+    quarantined: Sequence[str]
+    """Peers that the guards have put in quarantine."""
+    last_end: Mapping[str, Any] | None
+    """Why the peer's former session ended; see PeerHistory."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +216,8 @@ class PeerHistory:
     """Accounts of former sessions that did not end with a report."""
     goodbyes: dict[str, str] = field(default_factory=dict)
     """Goodbyes of other peers, kept on our card for peers that were offline; see presence.Card."""
+    last_end: dict[str, Any] | None = None
+    """Why and when the former session ended, in the fields of summary.Ended."""
 
 
 class Engine:
@@ -274,6 +285,7 @@ class Engine:
             self._guards = PeerGuards(settings.bounds)
             self._guards.weight = self.weight
         self._others = OtherPeers()
+        self._quarantined: tuple[str, ...] = ()
         self._initial_estimate = InitialEstimate({})
         self._former_security: dict[str, Any] = {}
         self.security: SecurityLayer = NullSecurity(name)
@@ -282,7 +294,9 @@ class Engine:
         self._largest_size = 0
         """Number of values of the largest partial model that this process has had."""
         self._describe_models()
-        self.bootstrap = Bootstrap(name, settings, self.store, learner, self.weight)
+        self.journal = Journal(name, self.machine.wall)
+        """What happened to the peer lately, in this process."""
+        self.bootstrap = Bootstrap(name, settings, self.store, learner, self.weight, self.journal)
         self._rng = np.random.default_rng(seed)
         self.undelivered_ending: Ending | None = None
         """The ending of a former session that failed, if no broker accepted its goodbye."""
@@ -359,6 +373,10 @@ class Engine:
             announcements=0 if self.sharing is None else self.sharing.announcements,
             awaits_others=self.sharing is not None
             and self.sharing.awaits_others(self._others.online_now()),
+            weights={model: gossiper.weight(model) / ONE for model in gossiper.models},
+            diverged=gossiper.diverged,
+            quarantined=self._quarantined,
+            last_end=self.history.last_end,
         )
 
     # --- the start of a session -----------------------------------------------------------------
@@ -447,13 +465,19 @@ class Engine:
             )
         self._record_abandoned(reason)
         self._begin_new_session()
+        self.journal.add("rejoined", f"rejoins with a new session: {reason}", log=False)
         self.view = self._make_view()
 
     def _record_abandoned(self, reason: str) -> None:
         """Add the accounts of a session that will have no report of its own to the history."""
+        self._note_end("lost", reason, self.machine.wall())
         if self._has_accounts():
             account = {"session": self.session, "reason": reason, **self._accounts()}
             self.history.abandoned = [*self.history.abandoned, account][-MAX_FORMER_SESSIONS:]
+
+    def _note_end(self, kind: str, reason: str, when: float) -> None:
+        """Remember why a session ended, for the next one's summary."""
+        self.history.last_end = {"kind": kind, "reason": reason, "time": when}
 
     def _has_accounts(self) -> bool:
         """Return whether this session has made transfers, or has weight that counts."""
@@ -746,6 +770,7 @@ class Engine:
         if self.ending.kind == "finished":
             self._saver.remove()
         elif self.ending.kind == "left":
+            self._note_end("left", self.ending.reason, self.machine.wall())
             self._remember_goodbye(self.ending)
             self._begin_new_session()
             self._saver.save()
@@ -878,6 +903,7 @@ class Engine:
             self.undelivered_ending = None if ending.told else ending
             self._remember_goodbye(ending)
             self._record_abandoned(ending.reason)
+            self._note_end(ending.kind, ending.reason, tree["in_touch"]["wall"])
             self._begin_new_session()
         elif last_contact is None:
             _log.warning(
@@ -895,6 +921,10 @@ class Engine:
             self.start_new_session(reason)
         else:
             self.restored, self.returning, self.last_contact = True, has_started, last_contact
+            reason = "its process ended without a goodbye"
+            self._note_end("lost", reason, tree["in_touch"]["wall"])
+            text = f"continues after round {self.history.round}: {reason}"
+            self.journal.add("restarted", text, log=False)
             if self.settings.mode == "async":
                 self.gossiper.leaving = False  # only the former process was asked to leave
             self._adjust_weight(former_samples)
@@ -1008,19 +1038,27 @@ class Engine:
                     continue
                 self.store.write(model, estimate.value.astype(self.store.read(model).dtype))
                 self.bootstrap.count(self.gossiper, model)
+                self.journal.add("counted", f"counts in model {model}, from received values")
                 gives = estimate.gives
             for give in gives:
                 self._handle(give, now)
 
     def _mute_quarantined(self, now: float) -> None:
-        """Push nothing to peers in quarantine; they stay neighbours.
+        """Push nothing to peers in quarantine, and note them; they stay neighbours.
 
-        Only in async mode: in lockstep modes a peer in quarantine by mistake could never finish its round,
-        and neither could the peers that wait for it.
+        In lockstep modes pushes go on: a peer in quarantine by mistake could never finish its round, and
+        neither could the peers that wait for it.
         """
-        if self._guards is not None and self.settings.mode == "async":
+        if self._guards is None:
+            return
+        quarantined = tuple(p for p in self._others.known if self._guards.is_quarantined(p, now))
+        for peer in sorted(set(quarantined).difference(self._quarantined)):
+            text = f"refuses peer {peer}: its guards have put it in quarantine"
+            self.journal.add("quarantined", text, peer=peer, log=False)
+        self._quarantined = quarantined
+        if self.settings.mode == "async":
             for peer in self._others.known:
-                self.gossiper.mute(peer, self._guards.is_quarantined(peer, now))
+                self.gossiper.mute(peer, peer in quarantined)
 
     def _drop(self, cause: str, text: str) -> None:
         """Count a dropped message; log only some of many."""

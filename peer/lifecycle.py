@@ -389,6 +389,7 @@ class Peer:
             "lease": link.renew_lease(),
             "status": link.keep_status(),
             "card": link.keep_card(),
+            "summary": link.keep_summary(),
         }
         try:
             async with asyncio.TaskGroup() as group:
@@ -398,6 +399,7 @@ class Peer:
                 ]
                 while self.state is not State.LEAVING and self.state not in FINAL:
                     self._lifecycle.fire(await self._next_event(link))
+                    link.enter_state(self.state.name.lower())
                     phase = PHASES.get(self.state)
                     if phase is not None and phase != link.phase:
                         link.enter_phase(phase)
@@ -565,6 +567,7 @@ class Peer:
         ending = engine.ending
         assert ending is not None
         within = self.settings.leave_timeout * (1.0 - HAND_OVER_SHARE if asked else 1.0)
+        await link.publish_last_summary(ending.kind, ending.reason)
         error, earlier = await deliver_goodbye(link, goodbye_of(ending, link.generation), within)
         # Not if a former process has delivered it: other peers have already acted on it.
         if not ending.told and await run(engine.amend, earlier):
