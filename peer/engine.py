@@ -246,8 +246,8 @@ class Engine:
         if takes_samples and (self._twin is not None or self.sharing is not None):
             key = "gain" if self._twin is not None else "sharing"
             raise PeerError(
-                f"peer {name}: {key}: it compares networks on samples that stay the same, and this peer takes "
-                f"new ones; leave out {key}, or samples_folder and the learner's data function"
+                f"peer {name}: {key}: it compares networks on samples that stay the same, and this peer "
+                f"takes new ones; leave out {key}, or samples_folder and the learner's data function"
             )
         self.weight = ONE * (samples if settings.weights == "samples" else 1)
         self.history = PeerHistory()

@@ -18,8 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from torch import Tensor
+
 from ..gossip import Hook, Transport, TransportError, Will, topics
-from ..models import Gain, Learner, Metrics
+from ..models import Gain, Learner, Metrics, predicted_classes
+from .answers import NetworkCopy, NetworkFile
 from .engine import Engine
 from .exits import GoodbyeNotDelivered, NotSaved, PeerError, Replaced, first_error
 from .link import Link, Record, SessionOver
@@ -230,6 +233,8 @@ class Peer:
     machine: clocks, files and a worker thread; by default those of this machine.
     limits: times and sizes that are not user settings.
     on_record: called with every metrics record, which is also published.
+    network_file: where to write the network while the peer learns; see NetworkFile.
+    keep_copy: whether `predict` works, which needs memory for a second network.
     on_report: called on the worker thread with the report of a session that has ended, before its checkpoint
         is removed: save the results here. It may be called again with the same report after a crash.
     """
@@ -246,6 +251,8 @@ class Peer:
         seed: int = 0,
         machine: Machine | None = None,
         limits: Limits | None = None,
+        network_file: NetworkFile | None = None,
+        keep_copy: bool = True,
         on_record: Callable[[Record], None] = lambda _: None,
         on_report: Callable[[Report], None] = lambda _: None,
     ):
@@ -260,6 +267,8 @@ class Peer:
             Engine, self.name, learner, settings,
             samples=samples, checkpoint=checkpoint, seed=seed, machine=self._machine, limits=limits,
         )  # fmt: skip
+        self._network_file = network_file
+        self._copy = NetworkCopy(learner.network) if keep_copy else None
         self._leave = asyncio.Event()
         self._leave_reason = ""
         self._progress = _Progress()
@@ -271,6 +280,20 @@ class Peer:
     def state(self) -> State:
         """State of the current session."""
         return self._lifecycle.state
+
+    @property
+    def network(self) -> NetworkCopy:
+        """The network as it was after the last round: `peer.network(x)` returns its outputs.
+
+        Any thread may call it, before, while and after the peer runs.
+        """
+        if self._copy is None:
+            raise PeerError(f"peer {self.name}: it was made with keep_copy=False")
+        return self._copy
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        """Return the class of each input, by the network as it was after the last round; see `network`."""
+        return predicted_classes(self.learner, self.network(inputs))
 
     def leave(self, reason: str = "asked to leave") -> None:
         """Ask the peer to hand over its mass and leave.
@@ -296,6 +319,7 @@ class Peer:
     async def _run(self, worker: Worker) -> Report:
         """Run one session after the other, until one ends with a report."""
         engine = await worker.run(self._make_engine)
+        await worker.run(self._keep_network, engine)
         while True:
             try:
                 return await self._run_session(engine, worker)
@@ -488,6 +512,7 @@ class Peer:
                 )
         else:
             await link.publish_record({"training_loss": training.mean_loss})
+        await link.worker.run(self._keep_network, link.engine)
         if number < last:
             return Event.AVERAGED
         if busy := {*link.roster.still_training(), *link.roster.offline_unfinished()}:
@@ -522,6 +547,23 @@ class Peer:
         link.announce_leaving()
         await hand_over(link)
         return Event.HANDED_OVER
+
+    def _keep_network(self, engine: Engine) -> None:
+        """Bring the copy of the network up to date, and its file if that is due; runs on the worker."""
+        if self._copy is not None:
+            self._copy.update(engine.history.round)
+        if self._network_file is not None:
+            self._network_file.write_if_due(
+                self.learner.network, self._machine.monotonic(), self._machine.wall(),
+                **self._about(engine),
+            )  # fmt: skip
+
+    def _about(self, engine: Engine) -> dict[str, Any]:
+        """Return the fields of About that change while the peer runs."""
+        return {
+            "peer": self.name, "swarm": self.settings.swarm, "session": engine.session,
+            "round": engine.history.round, "accuracy": self._progress.accuracy,
+        }  # fmt: skip
 
     def _number(self, round_number: int) -> str:
         """Return the number of a round for log lines: `3 of 30`, or only `3` if there is no last one."""

@@ -107,6 +107,10 @@ class LifecycleSettings(SettingsTable):
     """Seconds of training that a crash may cost a peer with a checkpoint while it sends nothing; a peer that
     gossips saves more often. Large models are saved less often, so that saving takes at most a twentieth of
     the time."""
+    save_network_every: Positive = 300.0
+    """Seconds from one writing of the peer's network to the next, as NAME.safetensors with NAME.network.json
+    beside it, while it learns; both are written at the end too. Other programs, and `gossamer predict`, may
+    read them at any time. Lower it if they need newer values."""
     tick: Positive = 0.05
     """Seconds from one check for due repetitions and recalls of transfers to the next, if nothing arrives."""
 

@@ -62,6 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
     "leave_timeout": {"gossip": {"leave_timeout": 7}},
     "checkpoint": {"gossip": {"checkpoint": False}},
     "save_every": {"gossip": {"save_every": 7}},
+    "save_network_every": {"gossip": {"save_network_every": 7}},
     "tick": {"gossip": {"tick": 0.5}},
     "exchanges": {"topology": "ring", "peers": 5, "gossip": {"mode": "rounds"}},
     "neighbours": {"topology": "ring", "peers": 5},
