@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -25,6 +25,7 @@ from ..models import Gain, Learner, Metrics, predicted_classes
 from .answers import NetworkCopy, NetworkFile
 from .engine import Engine
 from .exits import GoodbyeNotDelivered, NotSaved, PeerError, Replaced, first_error
+from .expiry import Reminders
 from .link import Link, Record, SessionOver
 from .machine import Machine, Worker
 from .membership import (
@@ -161,6 +162,10 @@ PROGRESS_INTERVAL = 10.0
 """Least seconds between two log lines about a peer's progress."""
 
 
+REMINDER_INTERVAL = 3600.0
+"""Seconds from one look at what will expire to the next; each is mentioned once a day."""
+
+
 class Connect(Protocol):
     """Makes a peer's transport: `lambda client_id, will, on_connect: MqttTransport(url, …)`."""
 
@@ -235,6 +240,7 @@ class Peer:
     on_record: called with every metrics record, which is also published.
     network_file: where to write the network while the peer learns; see NetworkFile.
     keep_copy: whether `predict` works, which needs memory for a second network.
+    expiries: what else expires, and when (see Reminders), besides the peer's invitation.
     on_report: called on the worker thread with the report of a session that has ended, before its checkpoint
         is removed: save the results here. It may be called again with the same report after a crash.
     """
@@ -253,6 +259,7 @@ class Peer:
         limits: Limits | None = None,
         network_file: NetworkFile | None = None,
         keep_copy: bool = True,
+        expiries: Mapping[str, float] | None = None,
         on_record: Callable[[Record], None] = lambda _: None,
         on_report: Callable[[Report], None] = lambda _: None,
     ):
@@ -267,6 +274,12 @@ class Peer:
             Engine, self.name, learner, settings,
             samples=samples, checkpoint=checkpoint, seed=seed, machine=self._machine, limits=limits,
         )  # fmt: skip
+        ends = dict(expiries or {})
+        if self._credentials is not None:
+            ends["its invitation expires: ask the swarm's owner for a new one"] = (
+                self._credentials.expires
+            )
+        self._reminders = Reminders(self.name, ends)
         self._network_file = network_file
         self._copy = NetworkCopy(learner.network) if keep_copy else None
         self._leave = asyncio.Event()
@@ -413,6 +426,7 @@ class Peer:
             "lease": link.renew_lease(),
             "status": link.keep_status(),
             "card": link.keep_card(),
+            "reminders": self._remind(),
         }
         try:
             async with asyncio.TaskGroup() as group:
@@ -431,6 +445,12 @@ class Peer:
             # In a final state errors of background tasks no longer matter.
             if self.state not in FINAL:
                 raise first_error(errors) from None
+
+    async def _remind(self) -> None:
+        """Log every day what will soon expire."""
+        while True:
+            self._reminders.check(self._machine.wall())
+            await asyncio.sleep(REMINDER_INTERVAL)
 
     async def _next_event(self, link: Link) -> Event:
         """Run the handler of the current state; cancel it if the peer is asked to leave."""

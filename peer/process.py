@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from ..models import Learner
 from .answers import NetworkFile
 from .bootstrap import load_trained
 from .exits import ExitCode, PeerError, first_error, stop_signals
+from .expiry import certificate_end
 from .lifecycle import Connect, Peer, Report
 from .machine import Machine
 from .records import RecordFile
@@ -162,6 +163,19 @@ def mqtt_transport(
     )  # fmt: skip
 
 
+def certificate_ends(broker: BrokerAddress) -> dict[str, float]:
+    """Return what expires of a connection's certificates, and when; see Reminders."""
+    remedies = {
+        broker.ca: "copy the new one of the broker's authority here",
+        broker.certificate: "ask the broker's owner for a new one",
+    }
+    ends = {}
+    for file, remedy in remedies.items():
+        if file is not None and (end := certificate_end(Path(file))) is not None:
+            ends[f"certificate {file} expires: {remedy}"] = end
+    return ends
+
+
 async def run_peer(
     spec: PeerSpec,
     connect: Connect,
@@ -170,6 +184,7 @@ async def run_peer(
     *,
     machine: Machine | None = None,
     limits: Limits | None = None,
+    expiries: Mapping[str, float] | None = None,
 ) -> Report:
     """Run one peer, and save its network, metrics and report in the folder.
 
@@ -197,6 +212,7 @@ async def run_peer(
             spec.name, learner, spec.settings, connect,
             samples=spec.samples, seed=spec.seed, on_record=metrics.write,
             machine=machine, limits=limits, network_file=network_file, keep_copy=False,
+            expiries=expiries,
             checkpoint=folder / f"{spec.name}.checkpoint" if spec.settings.checkpoint else None,
             on_report=lambda report: _save_results(folder, spec, learner, network_file, report),
         )  # fmt: skip
@@ -267,11 +283,19 @@ async def run_process(
     if parent is not None:
         _follow_parent(parent, leaving)
     folder = Path(spec.folder)
-    connect = mqtt_connect(spec.broker)
+    connect, expiries = mqtt_connect(spec.broker), certificate_ends(spec.broker)
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(
-                run_peer(peer, connect, folder, leaving, machine=machine, limits=limits),
+                run_peer(
+                    peer,
+                    connect,
+                    folder,
+                    leaving,
+                    machine=machine,
+                    limits=limits,
+                    expiries=expiries,
+                ),
                 name=peer.name,
             )
             for peer in spec.peers

@@ -55,6 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
     "compress": {"gossip": {"compress": "int8"}},
     "drift": {"gossip": {"drift": {"global": 0.05}}},
     "lease": {"gossip": {"lease": 77}},
+    "asleep": {"gossip": {"asleep": 7}},
     "silence": {"gossip": {"silence": 3}},
     "start_timeout": {"gossip": {"start_timeout": 7}},
     "settle_tolerance": {"gossip": {"settle_tolerance": 0.01}},
