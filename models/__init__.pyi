@@ -26,6 +26,8 @@ from .learner import UpdateRule as UpdateRule
 from .learner import WeightAware as WeightAware
 from .learner import adding_to_gradient as adding_to_gradient
 from .learner import cross_entropy as cross_entropy
+from .learner import predicted_classes as predicted_classes
+from .learner import predicted_scores as predicted_scores
 from .learner import squared_error as squared_error
 from .network import LAYER_ORDER as LAYER_ORDER
 from .network import SlicedNetwork as SlicedNetwork

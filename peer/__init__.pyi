@@ -1,3 +1,8 @@
+from .answers import About as About
+from .answers import NetworkCopy as NetworkCopy
+from .answers import NetworkFile as NetworkFile
+from .answers import about_path as about_path
+from .answers import read_about as read_about
 from .bootstrap import Bootstrap as Bootstrap
 from .bootstrap import OtherPeers as OtherPeers
 from .bootstrap import PeerGuards as PeerGuards

@@ -452,7 +452,7 @@ class Engine:
         reachable = {p for m in gossiper.models for p in gossiper.reachable_neighbours(m)}
         age = self.machine.uptime() - self._session_start
         unanimous = bool(reachable) and reachable <= rejections.keys()
-        if self.restored or age > self.settings.lease or unanimous:
+        if self.restored or age > self.settings.full_lease or unanimous:
             return next(iter(rejections.values()))
         return ""
 
@@ -461,7 +461,7 @@ class Engine:
         if self.settings.mode != "async":
             raise PeerError(
                 f"peer {self.name}: {reason}, and {self.settings.mode} mode cannot be joined midway; raise "
-                f"the lease of {self.settings.lease:g} s"
+                f"the lease of {self.settings.full_lease:g} s"
             )
         self._record_abandoned(reason)
         self._begin_new_session()
@@ -913,10 +913,10 @@ class Engine:
             )
             self._record_abandoned("the machine was restarted, or its clock was set back")
             self._begin_new_session()
-        elif offline_seconds > self.settings.lease and not self._has_accounts():
+        elif offline_seconds > self.settings.full_lease and not self._has_accounts():
             self._begin_new_session()
-        elif offline_seconds > self.settings.lease:
-            reason = f"lease expired ({offline_seconds:.0f} s > {self.settings.lease:g} s)"
+        elif offline_seconds > self.settings.full_lease:
+            reason = f"lease expired ({offline_seconds:.0f} s > {self.settings.full_lease:g} s)"
             _log.warning("peer %s: %s; rejoining with a new session", self.name, reason)
             self.start_new_session(reason)
         else:

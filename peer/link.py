@@ -396,8 +396,9 @@ class Link:
     async def _publish_card(self) -> None:
         card = Card(
             self.session, self.session_began, self.engine.samples, self.engine.schema_entries,
-            self.generation, self.settings.lease, self.shared_settings, self._start_digests,
+            self.generation, self.settings.full_lease, self.shared_settings, self._start_digests,
             self.engine.last_session_goodbye, self._kept_goodbyes, self._plan,
+            self.settings.asleep,
         )  # fmt: skip
         signed = self.security.card(card.encode())
         self._own_card.about_to_publish(signed)
@@ -515,13 +516,13 @@ class Link:
             return
         if self._lease_over():
             offline = self.machine.uptime() - self.last_contact
-            raise SessionOver(f"lease expired ({offline:.0f} s > {self.settings.lease:g} s)")
+            raise SessionOver(f"lease expired ({offline:.0f} s > {self.settings.full_lease:g} s)")
         if self.view.rejection:
             raise SessionOver(f"its session was rejected: {self.view.rejection}")
 
     def _lease_over(self) -> bool:
         """Return whether we were not connected for a whole lease: other peers may have given us up."""
-        return self.machine.uptime() - self.last_contact > self.settings.lease
+        return self.machine.uptime() - self.last_contact > self.settings.full_lease
 
     # --- turns ----------------------------------------------------------------------------------
 

@@ -114,6 +114,7 @@ class Card:
     goodbyes: the last statuses of peers that have left, by name, in base64. They are for neighbours that
         were offline then, because a broker that restarts may lose its retained messages.
     plan: with `sharing = "auto"`, what the swarm shares and measures, as this peer knows it; see sharing.py.
+    asleep: seconds for which the device is regularly offline; its lease takes them into account.
     """
 
     session: Session
@@ -129,6 +130,7 @@ class Card:
         default_factory=dict
     )
     plan: dict[str, Any] | None = None
+    asleep: Annotated[Seconds, AfterValidator(partial(max, 0.0))] = 0.0
 
     def encode(self) -> bytes:
         """Return the card as JSON."""
@@ -410,7 +412,14 @@ class Roster:
         if entry.offline_since is None:
             entry.offline_since = now
             if entry.announced_session is not None:
-                _log.info("peer %s is offline: %s", peer, status.reason or "connection lost")
+                sleeps = entry.card is not None and entry.card.asleep > 0
+                reason = status.reason or "connection lost"
+                _log.info(
+                    "peer %s is offline: %s%s",
+                    peer,
+                    reason,
+                    " (it sleeps regularly)" if sleeps else "",
+                )
         return [Offline(peer)] if entry.announced_session is not None else []
 
     def receive_death(self, peer: str, payload: bytes) -> list[Event]:

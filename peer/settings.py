@@ -91,7 +91,12 @@ class LifecycleSettings(SettingsTable):
 
     lease: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which a peer that is offline is given up: other peers take back mass on its way to it,
-    and if it returns, it joins as a newcomer. Raise it for devices that sleep."""
+    and if it returns, it joins as a newcomer."""
+    asleep: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """async: seconds for which this device is regularly offline between two times awake, as 3500 for one that
+    wakes for two minutes every hour to save energy. Its card says so, and its lease is longer by twice that:
+    other peers wait for it, even if it fails to connect once. What it holds of the average stays with it
+    meanwhile."""
     silence: Positive = 5.0
     """Seconds without a status of a peer that counts in a partial model, after which a waiting peer founds
     the model with its own values."""
@@ -113,8 +118,17 @@ class LifecycleSettings(SettingsTable):
     """Seconds of training that a crash may cost a peer with a checkpoint while it sends nothing; a peer that
     gossips saves more often. Large models are saved less often, so that saving takes at most a twentieth of
     the time."""
+    save_network_every: Positive = 300.0
+    """Seconds from one writing of the peer's network to the next, as NAME.safetensors with NAME.network.json
+    beside it, while it learns; both are written at the end too. Other programs, and `gossamer predict`, may
+    read them at any time. Lower it if they need newer values."""
     tick: Positive = 0.05
     """Seconds from one check for due repetitions and recalls of transfers to the next, if nothing arrives."""
+
+    @property
+    def full_lease(self) -> float:
+        """The lease with the time for which the device sleeps: seconds offline after which it is given up."""
+        return self.lease + 2.0 * self.asleep
 
 
 class SampleSettings(SettingsTable):
@@ -313,6 +327,9 @@ class Settings(
             "compress: masked values look like random noise, which cannot be compressed; leave compress out, "
             "or private":
                 compress and private,
+            f"asleep: in {self.mode} mode other peers wait for every push, so they would sleep too; use "
+            'mode = "async"':
+                self.asleep > 0 and lockstep,
             f"drift: in {self.mode} mode other peers wait for every push, so none can be skipped; use mode = "
             '"async", or leave drift out':
                 self.drift is not None and lockstep,
