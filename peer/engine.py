@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -455,7 +455,9 @@ class Engine:
     def _make_gossiper(self, snapshot: dict[str, Any] | None = None) -> None:
         """Make the gossiper and the mode of a new session, or restore those of a snapshot."""
         links = self.compression.links
-        self.mode = _make_mode(self.name, self.settings, self.schemas, self.compression)
+        self.mode = _make_mode(
+            self.name, self.settings, self.schemas, self.compression, self._server_of
+        )
         options: dict[str, Any] = {
             "mode": self.mode,
             "seed": self._rng,
@@ -472,6 +474,12 @@ class Engine:
         self.gossiper.observe = lambda give, own: self.agreement.add(give.model, own, give.value)
         if self._guards is not None:
             guard(self.gossiper, self._guards, self.machine.monotonic)
+
+    def _server_of(self, model: str) -> str:
+        """Return the peer that averages a model in server mode: this one, if the model is local."""
+        if self.sharing is not None:
+            return self.sharing.server_of(model)
+        return self.settings.servers.get(model, self.name)
 
     # --- training and turns ---------------------------------------------------------------------
 
@@ -596,7 +604,7 @@ class Engine:
         self._start_from_initial_estimates(now)
         self.bootstrap.update(self.gossiper, self._others, now)
         self.gossiper.tick(now)
-        if self.sharing is not None and isinstance(self.mode, RoundsMode):
+        if self.sharing is not None and isinstance(self.mode, RoundsMode | ServerMode):
             number = self.history.round - self.history.earlier - 1
             if not self.bootstrap.waiting and (number < 0 or self.mode.finished(number)):
                 self.sharing.averaged(self.history.round, self._others.online_now())
@@ -988,7 +996,11 @@ class Engine:
 
 
 def _make_mode(
-    name: str, settings: Settings, models: Iterable[str], compression: Compression
+    name: str,
+    settings: Settings,
+    models: Iterable[str],
+    compression: Compression,
+    server_of: Callable[[str], str],
 ) -> PeerMode:
     match settings.mode:
         case "async":
@@ -1002,8 +1014,7 @@ def _make_mode(
                 sources = {model: set(settings.sources) for model in models}
             return RoundsMode(settings.exchanges, sources=sources)
         case "server":
-            # A model without a server is local to this peer, which is then its own server.
-            return ServerMode(name, {model: settings.servers.get(model, name) for model in models})
+            return ServerMode(name, {model: server_of(model) for model in models}, server_of)
 
 
 def _as_float16(_model: str, value: Array) -> Array:

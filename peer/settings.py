@@ -62,8 +62,8 @@ class SharingSettings(SettingsTable):
     where it lowers the loss on training samples that are held out for a while. If there are `models`, only
     cells that all peers share can change. On a graph, cells that all peers share are averaged over its links;
     the members of a group that formed itself average among each other, as if they were all neighbours. For
-    four peers or more: in simulations in lockstep, and live in the modes async and rounds, without `models`,
-    compression, matching, trust and differential privacy."""
+    four peers or more: in simulations in lockstep, and live, without `models`, compression, matching, trust
+    and differential privacy."""
 
 
 class LifecycleSettings(SettingsTable):
@@ -113,7 +113,8 @@ class NeighbourSettings(SettingsTable):
     """async, on a graph that changes over time: the neighbours of the first push, of the second, and so on,
     repeated cyclically."""
     servers: Mapping[str, str] = {}
-    """server mode: the peer that averages each partial model."""
+    """server mode: the peer that averages each partial model. With `sharing = "auto"` the first peer that has
+    a model averages it."""
     expect: Names = ()
     """Peers that must be online before training starts."""
     founder: bool | None = None
@@ -261,9 +262,9 @@ class Settings(
             f"compress = {self.compress!r} and dtype = {self.dtype!r} exclude each other: leave dtype out, "
             "the compressor determines how values are encoded":
                 compress and self.dtype != "float32",
-            'sharing = "auto": a server is named for each partial model, and these names are made later; use '
-            'mode = "async" or "rounds"':
-                auto and self.mode == "server",
+            'sharing = "auto": rounds of groups that form later need a graph without directions; use mode = '
+            '"async" or "server"':
+                auto and self.mode == "rounds" and self.sources is not None,
             'sharing = "auto": compressors need partial models that do not change; leave compress out':
                 auto and compress,
             'sharing = "auto": cells are matched by their partial model, which changes; leave matching out':
