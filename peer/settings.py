@@ -22,7 +22,7 @@ from ..gossip import (
     table_of,
 )
 from ..gossip.security import GuardSettings
-from ..models import Start
+from ..models import Prior, Start
 
 MAX_PIECES = 8192
 """Most packets of one message. Receivers can hold that many, and guards do not treat them as a flood."""
@@ -64,6 +64,19 @@ class SharingSettings(SettingsTable):
     the members of a group that formed itself average among each other, as if they were all neighbours. For
     four peers or more: in simulations in lockstep, and live, without `models`, compression, matching, trust
     and differential privacy."""
+
+
+class PriorSettings(SettingsTable):
+    """How peers whose classes are not equally frequent learn together."""
+
+    prior: Prior = "none"
+    """Whether a peer adds the logarithms of its class shares to the network's outputs, in training and in
+    tests: for peers whose classes are not equally frequent, so that they can share the whole network. own:
+    shares from the peer's own labels, each class counted once more. auto: shares drawn towards those of all
+    peers, the more so the less they differ, and no prior if they differ by chance only; live peers average
+    totals of their counts for that, and have no prior before the first averaging. Classes must be as frequent
+    in tests as in training: set `data.tested = "own"` if the data set has a test set. Does not help where
+    labels mean something else to every peer. Saved networks are without the prior."""
 
 
 class LifecycleSettings(SettingsTable):
@@ -206,6 +219,7 @@ class Limits:
 class Settings(
     ScheduleSettings,
     SharingSettings,
+    PriorSettings,
     GossipSettings,
     LifecycleSettings,
     NeighbourSettings,
@@ -239,7 +253,7 @@ class Settings(
     def contradiction(self) -> str | None:
         """Return which of these settings exclude each other, and what to do about it; None if none do."""
         private, compress = bool(self.private), self.compress is not None
-        auto = self.sharing == "auto"
+        auto, counts = self.sharing == "auto", self.prior == "auto"
         lockstep = self.mode != "async"
         before, masks = "a network that was trained before", "private averaging"
         reasons = {
@@ -274,6 +288,12 @@ class Settings(
                 auto and self.trust == "swarm",
             'sharing = "auto": what peers measure would be sent without noise; leave dp out':
                 auto and self.dp is not None,
+            'prior = "auto": compressors distort class counts; leave compress out, or use prior = "own"':
+                counts and compress,
+            'prior = "auto": invitations and guards do not know class counts; use prior = "own"':
+                counts and (self.trust == "swarm" or self.bounds is not None),
+            'prior = "auto": class counts would be sent without noise; leave dp out, or use prior = "own"':
+                counts and self.dp is not None,
             "compress: masked values look like random noise, which cannot be compressed; leave compress out, "
             "or private":
                 compress and private,

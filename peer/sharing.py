@@ -145,7 +145,7 @@ class LiveSharing:
         """Return the peer that averages a partial model in server mode: the first of those that have it."""
         plan = self.plan
         if plan is None:
-            return min({*self._settings.expect, self._name}, key=_in_order)
+            return first_of({*self._settings.expect, self._name})
         assignment = plan.assignment
         schemes = np.unique(assignment.scheme_of).tolist()
         for peer in assignment.peers:
@@ -299,7 +299,7 @@ class LiveSharing:
             self._member.after_averaging(mean.value)
             self._try_groups()
         self._round_is_open = False
-        if self._is_over(round_number) or self._name != min([*online, self._name], key=_in_order):
+        if self._is_over(round_number) or self._name != first_of([*online, self._name]):
             return
         plan = self.plan
         known = self._newest
@@ -409,6 +409,12 @@ class LiveSharing:
         first = Planner(self._options).first(Assignment.shared(self._anatomy, peers))
         return replace(first, until=round_number + first.until)
 
+    def reset(self) -> None:
+        """Begin to average what is measured anew, in a new session."""
+        for mean in (self._statistics, self._group_means):
+            if mean is not None:
+                mean.reset()
+
     # --- checkpoints ----------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any] | None:
@@ -435,6 +441,11 @@ class LiveSharing:
         ):
             if mean is not None and values is not None:
                 mean.restore(values)
+
+
+def first_of(names: Collection[str]) -> str:
+    """Return the first of some peers, in the order in which they make plans and are servers."""
+    return min(names, key=_in_order)
 
 
 def _in_order(name: str) -> tuple[int, str]:
