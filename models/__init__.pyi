@@ -48,7 +48,9 @@ from .networks import small_cnn as small_cnn
 from .networks import unet as unet
 from .networks import vit as vit
 from .prior import Prior as Prior
+from .prior import auto_log_prior as auto_log_prior
 from .prior import class_correlation as class_correlation
+from .prior import class_summary as class_summary
 from .prior import log_priors as log_priors
 from .slicing import Layout as Layout
 from .slicing import ModelGraph as ModelGraph

@@ -71,6 +71,7 @@ from .settings import Limits as Limits
 from .settings import Matching as Matching
 from .settings import MatchingSettings as MatchingSettings
 from .settings import NeighbourSettings as NeighbourSettings
+from .settings import PriorSettings as PriorSettings
 from .settings import ProtectionSettings as ProtectionSettings
 from .settings import SampleSettings as SampleSettings
 from .settings import ScheduleSettings as ScheduleSettings

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -55,9 +55,10 @@ from .exits import PeerError
 from .machine import Machine, Saver, portable_time, trim_heap, uptime_of
 from .outgoing import Compression, Dispatch, Outgoing, Privacy
 from .presence import Event, Gone, Goodbye, Offline, Online, Phase, Statement
+from .prior import LivePrior
 from .sample_folder import watch_folder
 from .settings import Limits, Settings
-from .sharing import LiveSharing
+from .sharing import LiveSharing, first_of
 from .store import Agreement, MatchedStore
 from .summary import Journal
 
@@ -247,7 +248,10 @@ class Engine:
         self.machine, self.samples = machine or Machine(), samples
         self.network = learner.network
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
-        # Before `sharing` sets samples aside to decide with: alone, a peer would train on them.
+        # Before `sharing` sets samples aside to decide with: they count too, and a lone twin trains on them.
+        self._prior: LivePrior | None = None
+        if settings.prior != "none":
+            self._prior = LivePrior(name, learner, self.store, settings.prior)
         self._twin: LoneTwin | None = None
         """Trains alone, to measure what the peer gains by taking part; None if that is not measured."""
         if draws_twin(settings.gain, settings.swarm, name):
@@ -410,6 +414,7 @@ class Engine:
         """
         self.history.generation, self.history.claimed = generation, True
         self.undelivered_ending = None
+        self._count_in_means()
         start_digests = self.bootstrap.open(self.gossiper, session_began)
         self._collect_initial_values()
         return start_digests
@@ -419,6 +424,12 @@ class Engine:
         collects = self._guards and self.settings.mode == "async" and not self.store.is_staging
         sizes = {m: self.store.read(m).size for m in (self.bootstrap.waiting if collects else ())}
         self._initial_estimate = InitialEstimate(sizes, wait=ESTIMATE_WAIT)
+
+    def _count_in_means(self) -> None:
+        """Let the peer's weight count at once where measured values are averaged; others need not have it."""
+        for model in self.store.extra:
+            if not self.gossiper.injected(model):
+                self.gossiper.inject(model, self.weight)
 
     def begin(self, now: float, *, as_founder: bool, all_online: bool) -> None:
         """Let the peer's own weight count, as soon as its bootstrap allows it; see Bootstrap.begin."""
@@ -481,13 +492,21 @@ class Engine:
 
     def _has_accounts(self) -> bool:
         """Return whether this session has made transfers, or has weight that counts."""
-        return bool(self.gossiper.ledger.revision) or any(self._injected_weights().values())
+        return bool(self.gossiper.ledger.revision) or self._counts_anywhere()
+
+    def _counts_anywhere(self) -> bool:
+        """Return whether the peer's weight counts in a partial model; measured values always have it."""
+        injected = self._injected_weights()
+        return any(injected[model] for model in injected.keys() - self.store.extra.keys())
 
     def _injected_weights(self) -> dict[str, int]:
         return {model: self.gossiper.injected(model) for model in self.gossiper.models}
 
     def _begin_new_session(self) -> None:
         """Reset everything that belongs to one session; values, rounds and history stay."""
+        for each in (self._prior, self.sharing):
+            if each is not None:
+                each.reset()
         self._make_gossiper()
         self.restored, self.returning, self.ending = False, self.history.round > 0, None
         self.last_contact = self._session_start = self.machine.uptime()
@@ -502,7 +521,9 @@ class Engine:
     def _make_gossiper(self, snapshot: dict[str, Any] | None = None) -> None:
         """Make the gossiper and the mode of a new session, or restore those of a snapshot."""
         links = self.compression.links
-        self.mode = _make_mode(self.name, self.settings, self.schemas, self.compression)
+        self.mode = _make_mode(
+            self.name, self.settings, self.schemas, self.compression, self._server_of
+        )
         options: dict[str, Any] = {
             "mode": self.mode,
             "seed": self._rng,
@@ -524,6 +545,14 @@ class Engine:
                 comparable=lambda model: model not in self.store.extra,
             )  # fmt: skip
 
+    def _server_of(self, model: str) -> str:
+        """Return the peer that averages a model in server mode: this one, if the model is local."""
+        if self.sharing is not None:
+            return self.sharing.server_of(model)
+        if model in self.store.extra:
+            return first_of({*self.settings.expect, self.name})
+        return self.settings.servers.get(model, self.name)
+
     # --- training and turns ---------------------------------------------------------------------
 
     def _follow_plan(self) -> None:
@@ -536,8 +565,9 @@ class Engine:
         has_started = not self.bootstrap.waiting
         self._describe_models()
         self.gossiper.update_models()
+        self._count_in_means()
         for model in self.gossiper.models:
-            if not self.gossiper.injected(model) and (has_started or model in self.store.extra):
+            if has_started and not self.gossiper.injected(model):
                 self.gossiper.inject(model, self.weight)
         self.bootstrap.update_models(self.gossiper)
         self._collect_initial_values()
@@ -552,7 +582,9 @@ class Engine:
         return self.sharing.as_card_entry(), self.sharing.group_models
 
     def begin_round(self) -> None:
-        """Follow the newest plan of what the swarm shares, before a round is trained."""
+        """Prepare a round: set the log-prior, and follow the newest plan of what the swarm shares."""
+        if self._prior is not None:
+            self._prior.averaged(1 + len(self._others.known))
         if self.sharing is not None:
             if isinstance(self.mode, PacedMode):
                 self.sharing.averaged(self.history.round, self._others.online_now())
@@ -571,6 +603,8 @@ class Engine:
         metrics = self.learner.train(self.settings.every)
         self._privacy.release(self.network, before)
         self.history.round += 1
+        if self._prior is not None:
+            self._prior.trained(self.gossiper)
         if self.sharing is not None:
             self.sharing.trained(metrics, self.gossiper)
         if isinstance(self.mode, RoundsMode | ServerMode):
@@ -665,7 +699,7 @@ class Engine:
         self._start_from_initial_estimates(now)
         self.bootstrap.update(self.gossiper, self._others, now)
         self.gossiper.tick(now)
-        if self.sharing is not None and isinstance(self.mode, RoundsMode):
+        if self.sharing is not None and isinstance(self.mode, RoundsMode | ServerMode):
             number = self.history.round - self.history.earlier - 1
             if not self.bootstrap.waiting and (number < 0 or self.mode.finished(number)):
                 self.sharing.averaged(self.history.round, self._others.online_now())
@@ -851,6 +885,7 @@ class Engine:
             "network": self.network.flat,
             "store": self.store.snapshot(),
             "sharing": None if self.sharing is None else self.sharing.snapshot(),
+            **({} if self._prior is None else {"prior": self._prior.snapshot()}),
             "learner": self.learner.state(),
             "gossip": self.gossiper.snapshot(values=False),
             "trust": self.security_memory(),
@@ -874,6 +909,8 @@ class Engine:
                 self.sharing.restore(tree["sharing"])
                 self._schemas_ever = dict(tree["schemas_ever"])
                 self._describe_models()
+            if self._prior is not None:
+                self._prior.restore(tree.get("prior"))
             self._saver.require_same_models(tree, self.schemas)
             self.network.flat.copy_(tree["network"])
             self.store.restore(tree["store"])
@@ -897,7 +934,7 @@ class Engine:
         if unfinished:
             self.restored, self.ending = True, ending
             return
-        has_started = bool(self.history.round) or any(self._injected_weights().values())
+        has_started = bool(self.history.round) or self._counts_anywhere()
         offline_seconds = 0.0 if last_contact is None else self.machine.uptime() - last_contact
         if ending is not None:
             self.undelivered_ending = None if ending.told else ending
@@ -1071,7 +1108,11 @@ class Engine:
 
 
 def _make_mode(
-    name: str, settings: Settings, models: Iterable[str], compression: Compression
+    name: str,
+    settings: Settings,
+    models: Iterable[str],
+    compression: Compression,
+    server_of: Callable[[str], str],
 ) -> PeerMode:
     match settings.mode:
         case "async":
@@ -1085,8 +1126,7 @@ def _make_mode(
                 sources = {model: set(settings.sources) for model in models}
             return RoundsMode(settings.exchanges, sources=sources)
         case "server":
-            # A model without a server is local to this peer, which is then its own server.
-            return ServerMode(name, {model: settings.servers.get(model, name) for model in models})
+            return ServerMode(name, {model: server_of(model) for model in models}, server_of)
 
 
 def _as_float16(_model: str, value: Array) -> Array:

@@ -507,8 +507,8 @@ class Peer:
         return Event.STARTED
 
     async def _train(self, link: Link) -> Event:
+        await link.worker.run(link.engine.begin_round)
         if link.engine.sharing is not None:
-            await link.worker.run(link.engine.begin_round)
             link.wake()
             while link.view.awaits_others or link.announces_plan:
                 await link.next_turn()

@@ -49,6 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     "weights": {"weights": "samples"},
     "gain": {"gain": 1.0},
     "sharing": {"sharing": "auto", "models": []},
+    "prior": {"training": {"prior": "auto"}},
     "mode": {"gossip": {"mode": "rounds"}},
     "fraction": {"gossip": {"fraction": 0.25}},
     "dtype": {"gossip": {"dtype": "float64"}},
