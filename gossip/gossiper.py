@@ -227,6 +227,12 @@ class Gossiper:
             self.peer, model, value.size - np.isfinite(value).sum(), value.size,
         )  # fmt: skip
 
+    @property
+    def diverged(self) -> list[str]:
+        """Models with values that are not finite, as far as it was noticed when they were to be sent."""
+        read = self._balances.store.read
+        return sorted(m for m in self._diverged if m in self.models and not is_finite(read(m)))
+
     # --- neighbours -----------------------------------------------------------------------------
 
     def peer_online(

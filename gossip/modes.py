@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -290,8 +290,9 @@ class RoundsMode(Mode):
             self._progress[model] = _Progress(number, 0, False, False, set(sources))
 
     def update_models(self, models: Collection[str]) -> None:
-        """Forget the rounds of models that are no longer there."""
-        self._progress = {model: each for model, each in self._progress.items() if model in models}
+        """Forget the rounds of models that are no longer there; new ones take part from the next round on."""
+        last = max((progress.round for progress in self._progress.values()), default=-1)
+        self._progress = {model: self._progress.get(model, _Progress(last)) for model in models}
 
     def finished(self, number: int) -> bool:
         """Return whether this round is over for every model."""
@@ -431,9 +432,17 @@ class ServerMode(Mode):
     While its mass is at the server a client holds no weight, and whatever it trains in that time is lost. A
     server may train too: the mass that it holds is part of the mean. Peers inject their weight at the start;
     a client without weight takes no part.
+
+    servers: the server of each model. server_of: returns the server of a model that begins later.
     """
 
-    def __init__(self, peer: str, servers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        peer: str,
+        servers: Mapping[str, str],
+        server_of: Callable[[str], str] | None = None,
+    ) -> None:
+        self._peer, self._server_of = peer, server_of
         self._as_client = {v: _ClientRound(s) for v, s in servers.items() if s != peer}
         self._as_server = {v: _ServerRound() for v, s in servers.items() if s == peer}
         self._gone: set[str] = set()
@@ -452,6 +461,19 @@ class ServerMode(Mode):
         for model, server in self._as_server.items():
             server.round = max(server.round, number)
             gossiper.release(model)
+
+    def update_models(self, models: Collection[str]) -> None:
+        """Forget the rounds of models that are no longer there; new ones take part from the next round on."""
+        states = [*self._as_client.values(), *self._as_server.values()]
+        done = max((state.done for state in states), default=-1)
+        self._as_client = {v: each for v, each in self._as_client.items() if v in models}
+        self._as_server = {v: each for v, each in self._as_server.items() if v in models}
+        for model in [v for v in models if v not in {*self._as_client, *self._as_server}]:
+            server = self._peer if self._server_of is None else self._server_of(model)
+            if server == self._peer:
+                self._as_server[model] = _ServerRound(done, done)
+            else:
+                self._as_client[model] = _ClientRound(server, done, done)
 
     def finished(self, number: int) -> bool:
         """Return whether this round is over: the means have arrived, or will not because a server is gone."""

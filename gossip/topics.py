@@ -4,6 +4,7 @@ gossamer/v1/{swarm}/peer/{name}/card            retained: models, schema, public
 gossamer/v1/{swarm}/peer/{name}/status          retained: online, left, or the last will
 gossamer/v1/{swarm}/peer/{name}/inbox/{model}   gossip messages to that peer; never retained
 gossamer/v1/{swarm}/peer/{name}/metrics         telemetry
+gossamer/v1/{swarm}/peer/{name}/summary         retained: how the peer is doing, for observers
 gossamer/v1/{swarm}/peer/{name}/death           retained: the owner declares a session over
 """
 
@@ -16,14 +17,16 @@ from typing import Final, Literal, TypeAlias
 
 from gossamer.errors import GossamerError
 
-Kind: TypeAlias = Literal["card", "status", "inbox", "metrics", "death"]
+Kind: TypeAlias = Literal["card", "status", "inbox", "metrics", "summary", "death"]
 
 ROOT: Final = "gossamer/v1"
 _MAX_NAME = 64
 _NAME = re.compile(rf"[A-Za-z0-9._&@-]{{1,{_MAX_NAME}}}")
 _CACHE_SIZE = 256
 """Topics that are cached after parsing or formatting: most messages use the same few."""
-_KINDS_WITHOUT_MODEL: tuple[Kind, ...] = ("card", "status", "metrics", "death")
+_KINDS_WITHOUT_MODEL: tuple[Kind, ...] = ("card", "status", "metrics", "summary", "death")
+
+_RETAINED = ("/card", "/status", "/summary", "/death", "/owner/revocations")
 
 
 class TopicError(GossamerError, ValueError):
@@ -94,6 +97,11 @@ def metrics(swarm: str, peer: str) -> str:
     return str(Topic(swarm, peer, "metrics"))
 
 
+def summary(swarm: str, peer: str) -> str:
+    """Return the topic at which `peer` publishes its summary, which only observers read (retained)."""
+    return str(Topic(swarm, peer, "summary"))
+
+
 def death(swarm: str, peer: str) -> str:
     """Return the topic at which the swarm's owner declares a session of `peer` over (retained)."""
     return str(Topic(swarm, peer, "death"))
@@ -127,14 +135,12 @@ def parse(topic: str) -> Topic:
 
 
 def is_retained_topic(topic: str) -> bool:
-    """Return whether messages on a topic are retained (cards, status, deaths, revocations).
+    """Return whether messages on a topic are retained (cards, status, summaries, deaths, revocations).
 
     Transports never drop these. All other messages may be dropped when a queue is full: the ledger repeats
     transfers, and metrics are telemetry.
     """
-    return topic.endswith(("/card", "/status", "/death", "/owner/revocations")) and not is_gossip(
-        topic
-    )
+    return topic.endswith(_RETAINED) and not is_gossip(topic)
 
 
 @lru_cache(maxsize=_CACHE_SIZE)

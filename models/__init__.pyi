@@ -26,6 +26,8 @@ from .learner import UpdateRule as UpdateRule
 from .learner import WeightAware as WeightAware
 from .learner import adding_to_gradient as adding_to_gradient
 from .learner import cross_entropy as cross_entropy
+from .learner import predicted_classes as predicted_classes
+from .learner import predicted_scores as predicted_scores
 from .learner import squared_error as squared_error
 from .network import LAYER_ORDER as LAYER_ORDER
 from .network import SlicedNetwork as SlicedNetwork
@@ -46,7 +48,9 @@ from .networks import small_cnn as small_cnn
 from .networks import unet as unet
 from .networks import vit as vit
 from .prior import Prior as Prior
+from .prior import auto_log_prior as auto_log_prior
 from .prior import class_correlation as class_correlation
+from .prior import class_summary as class_summary
 from .prior import log_priors as log_priors
 from .slicing import Layout as Layout
 from .slicing import ModelGraph as ModelGraph

@@ -342,7 +342,7 @@ class SgdLearner:
         self.local_samples, self.batch, self.reduction = local_samples, batch, reduction
         self.right = right
         # A single output predicts class 1 above this value: a logit above 0, a probability above one half.
-        self._threshold = 0.0 if self.loss is cross_entropy else 0.5
+        self.threshold = 0.0 if self.loss is cross_entropy else 0.5
         parameters = list(network.module.parameters())
         self.optimizer = optimizer(parameters) if optimizer else PlainSgd(parameters, float(rate))
         self.generator = torch.Generator().manual_seed(seed)
@@ -500,8 +500,41 @@ class SgdLearner:
         if labels.is_floating_point():
             return torch.full((len(labels),), nan)
         if outputs.shape[1] == 1:
-            return (outputs[:, 0] > self._threshold) == (labels > 0)
+            return (outputs[:, 0] > self.threshold) == (labels > 0)
         return outputs.argmax(dim=1) == labels
+
+
+def predicted_classes(learner: object, outputs: Tensor) -> Tensor:
+    """Return the class of each row of a network's outputs, as the learner of the network decides it.
+
+    The largest output is the class; of a single output, 1 above the learner's threshold and 0 below. With a
+    log-prior, which only some learners have, it is added first.
+    """
+    sgd = _inner_sgd(learner)
+    if outputs.shape[1] == 1:
+        return (outputs[:, 0] > (0.5 if sgd is None else sgd.threshold)).to(torch.int64)
+    return (outputs if sgd is None else sgd.add_prior(outputs)).argmax(dim=1)
+
+
+def predicted_scores(learner: object, outputs: Tensor) -> Tensor:
+    """Return for each row of outputs how sure the network is of its class.
+
+    A probability if the learner's loss is cross-entropy; else the class's output (the only one, if there is
+    one).
+    """
+    sgd = _inner_sgd(learner)
+    if sgd is not None and sgd.loss is cross_entropy:
+        outputs = sgd.add_prior(outputs)
+        if outputs.shape[1] == 1:
+            return torch.sigmoid(outputs[:, 0].abs())
+        return torch.softmax(outputs, dim=1).amax(dim=1)
+    return outputs.amax(dim=1)
+
+
+def _inner_sgd(learner: object) -> SgdLearner | None:
+    """Return the SgdLearner that a learner is or wraps; None for other learners."""
+    learner = getattr(learner, "_learner", learner)
+    return learner if isinstance(learner, SgdLearner) else None
 
 
 def _deep_copy(value: Any) -> Any:

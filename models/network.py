@@ -227,8 +227,11 @@ class SlicedNetwork:
         if len(bad):
             self._raise_not_finite(f"peer {self.peer!r}", len(bad), int(bad[0, 0]))
 
-    def save(self, path: str | Path) -> None:
-        """Write the module's state as safetensors, with slices and layer order as JSON metadata."""
+    def save(self, path: str | Path, *, about: str = "") -> None:
+        """Write the module's state as safetensors, with slices and layer order as JSON metadata.
+
+        about: text to write with them, under the key `about`.
+        """
         state = {name: value.contiguous() for name, value in self.module.state_dict().items()}
         slices = {
             model: [cells.tolist() for cells in self.slicing.cells[model]] for model in self.models
@@ -238,6 +241,8 @@ class SlicedNetwork:
             "slices": json.dumps(slices),
             LAYER_ORDER: json.dumps(self._run_order(list(state))),
         }
+        if about:
+            metadata["about"] = about
         save_file({name: value.clone() for name, value in state.items()}, path, metadata)
 
     def load(self, path: str | Path) -> None:

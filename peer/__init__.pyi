@@ -1,3 +1,8 @@
+from .answers import About as About
+from .answers import NetworkCopy as NetworkCopy
+from .answers import NetworkFile as NetworkFile
+from .answers import about_path as about_path
+from .answers import read_about as read_about
 from .bootstrap import Bootstrap as Bootstrap
 from .bootstrap import OtherPeers as OtherPeers
 from .bootstrap import PeerGuards as PeerGuards
@@ -40,6 +45,12 @@ from .machine import Worker as Worker
 from .machine import load_checkpoint as load_checkpoint
 from .machine import save_checkpoint as save_checkpoint
 from .membership import Settling as Settling
+from .observer import Change as Change
+from .observer import ObservedModel as ObservedModel
+from .observer import ObservedPeer as ObservedPeer
+from .observer import Observer as Observer
+from .observer import SwarmState as SwarmState
+from .observer import TimelineEvent as TimelineEvent
 from .outgoing import blocks as blocks
 from .presence import LEASE_MARGIN as LEASE_MARGIN
 from .presence import Online as Online
@@ -60,6 +71,7 @@ from .settings import Limits as Limits
 from .settings import Matching as Matching
 from .settings import MatchingSettings as MatchingSettings
 from .settings import NeighbourSettings as NeighbourSettings
+from .settings import PriorSettings as PriorSettings
 from .settings import ProtectionSettings as ProtectionSettings
 from .settings import SampleSettings as SampleSettings
 from .settings import ScheduleSettings as ScheduleSettings
@@ -70,5 +82,12 @@ from .sharing import AUTO_MODELS as AUTO_MODELS
 from .store import MatchedStore as MatchedStore
 from .store import NetworkStore as NetworkStore
 from .store import schema_entries as schema_entries
+from .summary import MAX_SUMMARY_BYTES as MAX_SUMMARY_BYTES
+from .summary import Ended as Ended
+from .summary import Journal as Journal
+from .summary import ModelSummary as ModelSummary
+from .summary import PeerEvent as PeerEvent
+from .summary import Summary as Summary
+from .summary import read_summary as read_summary
 from .swarm import LocalSwarm as LocalSwarm
 from .swarm import SwarmSpec as SwarmSpec

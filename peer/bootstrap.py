@@ -34,6 +34,7 @@ from ..models import Learner, ModelError, SlicedNetwork
 from .presence import Event, Gone, Offline, Online
 from .settings import Settings
 from .store import MatchedStore
+from .summary import Journal
 
 _log = logging.getLogger(__name__)
 
@@ -96,12 +97,19 @@ class Bootstrap:
     """Makes one peer's weight count in its partial models, following the rules in the module docstring.
 
     weight: the weight to inject into each model.
+    journal: for the events that a model is founded, or that the peer begins to count in it.
     """
 
     def __init__(
-        self, name: str, settings: Settings, store: MatchedStore, learner: Learner, weight: int
+        self,
+        name: str,
+        settings: Settings,
+        store: MatchedStore,
+        learner: Learner,
+        weight: int,
+        journal: Journal,
     ):
-        self._name, self._settings = name, settings
+        self._name, self._settings, self._journal = name, settings, journal
         self._store, self._learner, self._weight = store, learner, weight
         self.waiting: set[str] = set()
         """Partial models in which the peer's own weight does not count yet."""
@@ -195,7 +203,9 @@ class Bootstrap:
             is_founder = not gossiper.weight(model)
             self.count(gossiper, model)
             if is_founder and gossiper.neighbours(model):
-                _log.info("peer %s founds model %s at its own values", self._name, model)
+                self._journal.add("founded", f"founds model {model} at its own values")
+            elif not is_founder:
+                self._journal.add("counted", f"counts in model {model}, from a received value")
 
     def count_everywhere(self, gossiper: Gossiper) -> None:
         """Stop waiting: let the own weight count in all models, at the own values where none was received."""
@@ -223,7 +233,7 @@ class Bootstrap:
                 self._store.write(model, absorb(received[model], own).value)
             gossiper.inject(model, self._weight)
         self.waiting.clear()
-        _log.info("peer %s adds its trained network; matching moved %d cells", self._name, moved)
+        self._journal.add("counted", f"adds its trained network; matching moved {moved} cells")
 
 
 class PeerGuards(Guards):

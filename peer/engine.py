@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -55,10 +55,12 @@ from .exits import PeerError
 from .machine import Machine, Saver, portable_time, trim_heap, uptime_of
 from .outgoing import Compression, Dispatch, Outgoing, Privacy
 from .presence import Event, Gone, Goodbye, Offline, Online, Phase, Statement
+from .prior import LivePrior
 from .sample_folder import watch_folder
 from .settings import Limits, Settings
-from .sharing import LiveSharing
+from .sharing import LiveSharing, first_of
 from .store import Agreement, MatchedStore
+from .summary import Journal
 
 _log = logging.getLogger(__name__)
 
@@ -163,6 +165,14 @@ class View:
     """Counts the changes of what our card says about plans."""
     awaits_others: bool
     """Whether others must follow the same plan before the next round is trained."""
+    weights: Mapping[str, float]
+    """The push-sum weight that the peer holds of each partial model; 1.0 is the weight of one peer."""
+    diverged: Sequence[str]
+    """Partial models with values that are NaN or infinite."""
+    quarantined: Sequence[str]
+    """Peers that the guards have put in quarantine."""
+    last_end: Mapping[str, Any] | None
+    """Why the peer's former session ended; see PeerHistory."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +217,8 @@ class PeerHistory:
     """Accounts of former sessions that did not end with a report."""
     goodbyes: dict[str, str] = field(default_factory=dict)
     """Goodbyes of other peers, kept on our card for peers that were offline; see presence.Card."""
+    last_end: dict[str, Any] | None = None
+    """Why and when the former session ended, in the fields of summary.Ended."""
 
 
 class Engine:
@@ -236,7 +248,10 @@ class Engine:
         self.machine, self.samples = machine or Machine(), samples
         self.network = learner.network
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
-        # Before `sharing` sets samples aside to decide with: alone, a peer would train on them.
+        # Before `sharing` sets samples aside to decide with: they count too, and a lone twin trains on them.
+        self._prior: LivePrior | None = None
+        if settings.prior != "none":
+            self._prior = LivePrior(name, learner, self.store, settings.prior)
         self._twin: LoneTwin | None = None
         """Trains alone, to measure what the peer gains by taking part; None if that is not measured."""
         if draws_twin(settings.gain, settings.swarm, name):
@@ -274,6 +289,7 @@ class Engine:
             self._guards = PeerGuards(settings.bounds)
             self._guards.weight = self.weight
         self._others = OtherPeers()
+        self._quarantined: tuple[str, ...] = ()
         self._initial_estimate = InitialEstimate({})
         self._former_security: dict[str, Any] = {}
         self.security: SecurityLayer = NullSecurity(name)
@@ -282,7 +298,9 @@ class Engine:
         self._largest_size = 0
         """Number of values of the largest partial model that this process has had."""
         self._describe_models()
-        self.bootstrap = Bootstrap(name, settings, self.store, learner, self.weight)
+        self.journal = Journal(name, self.machine.wall)
+        """What happened to the peer lately, in this process."""
+        self.bootstrap = Bootstrap(name, settings, self.store, learner, self.weight, self.journal)
         self._rng = np.random.default_rng(seed)
         self.undelivered_ending: Ending | None = None
         """The ending of a former session that failed, if no broker accepted its goodbye."""
@@ -359,6 +377,10 @@ class Engine:
             announcements=0 if self.sharing is None else self.sharing.announcements,
             awaits_others=self.sharing is not None
             and self.sharing.awaits_others(self._others.online_now()),
+            weights={model: gossiper.weight(model) / ONE for model in gossiper.models},
+            diverged=gossiper.diverged,
+            quarantined=self._quarantined,
+            last_end=self.history.last_end,
         )
 
     # --- the start of a session -----------------------------------------------------------------
@@ -392,6 +414,7 @@ class Engine:
         """
         self.history.generation, self.history.claimed = generation, True
         self.undelivered_ending = None
+        self._count_in_means()
         start_digests = self.bootstrap.open(self.gossiper, session_began)
         self._collect_initial_values()
         return start_digests
@@ -401,6 +424,12 @@ class Engine:
         collects = self._guards and self.settings.mode == "async" and not self.store.is_staging
         sizes = {m: self.store.read(m).size for m in (self.bootstrap.waiting if collects else ())}
         self._initial_estimate = InitialEstimate(sizes, wait=ESTIMATE_WAIT)
+
+    def _count_in_means(self) -> None:
+        """Let the peer's weight count at once where measured values are averaged; others need not have it."""
+        for model in self.store.extra:
+            if not self.gossiper.injected(model):
+                self.gossiper.inject(model, self.weight)
 
     def begin(self, now: float, *, as_founder: bool, all_online: bool) -> None:
         """Let the peer's own weight count, as soon as its bootstrap allows it; see Bootstrap.begin."""
@@ -434,7 +463,7 @@ class Engine:
         reachable = {p for m in gossiper.models for p in gossiper.reachable_neighbours(m)}
         age = self.machine.uptime() - self._session_start
         unanimous = bool(reachable) and reachable <= rejections.keys()
-        if self.restored or age > self.settings.lease or unanimous:
+        if self.restored or age > self.settings.full_lease or unanimous:
             return next(iter(rejections.values()))
         return ""
 
@@ -443,27 +472,41 @@ class Engine:
         if self.settings.mode != "async":
             raise PeerError(
                 f"peer {self.name}: {reason}, and {self.settings.mode} mode cannot be joined midway; raise "
-                f"the lease of {self.settings.lease:g} s"
+                f"the lease of {self.settings.full_lease:g} s"
             )
         self._record_abandoned(reason)
         self._begin_new_session()
+        self.journal.add("rejoined", f"rejoins with a new session: {reason}", log=False)
         self.view = self._make_view()
 
     def _record_abandoned(self, reason: str) -> None:
         """Add the accounts of a session that will have no report of its own to the history."""
+        self._note_end("lost", reason, self.machine.wall())
         if self._has_accounts():
             account = {"session": self.session, "reason": reason, **self._accounts()}
             self.history.abandoned = [*self.history.abandoned, account][-MAX_FORMER_SESSIONS:]
 
+    def _note_end(self, kind: str, reason: str, when: float) -> None:
+        """Remember why a session ended, for the next one's summary."""
+        self.history.last_end = {"kind": kind, "reason": reason, "time": when}
+
     def _has_accounts(self) -> bool:
         """Return whether this session has made transfers, or has weight that counts."""
-        return bool(self.gossiper.ledger.revision) or any(self._injected_weights().values())
+        return bool(self.gossiper.ledger.revision) or self._counts_anywhere()
+
+    def _counts_anywhere(self) -> bool:
+        """Return whether the peer's weight counts in a partial model; measured values always have it."""
+        injected = self._injected_weights()
+        return any(injected[model] for model in injected.keys() - self.store.extra.keys())
 
     def _injected_weights(self) -> dict[str, int]:
         return {model: self.gossiper.injected(model) for model in self.gossiper.models}
 
     def _begin_new_session(self) -> None:
         """Reset everything that belongs to one session; values, rounds and history stay."""
+        for each in (self._prior, self.sharing):
+            if each is not None:
+                each.reset()
         self._make_gossiper()
         self.restored, self.returning, self.ending = False, self.history.round > 0, None
         self.last_contact = self._session_start = self.machine.uptime()
@@ -478,7 +521,9 @@ class Engine:
     def _make_gossiper(self, snapshot: dict[str, Any] | None = None) -> None:
         """Make the gossiper and the mode of a new session, or restore those of a snapshot."""
         links = self.compression.links
-        self.mode = _make_mode(self.name, self.settings, self.schemas, self.compression)
+        self.mode = _make_mode(
+            self.name, self.settings, self.schemas, self.compression, self._server_of
+        )
         options: dict[str, Any] = {
             "mode": self.mode,
             "seed": self._rng,
@@ -500,6 +545,14 @@ class Engine:
                 comparable=lambda model: model not in self.store.extra,
             )  # fmt: skip
 
+    def _server_of(self, model: str) -> str:
+        """Return the peer that averages a model in server mode: this one, if the model is local."""
+        if self.sharing is not None:
+            return self.sharing.server_of(model)
+        if model in self.store.extra:
+            return first_of({*self.settings.expect, self.name})
+        return self.settings.servers.get(model, self.name)
+
     # --- training and turns ---------------------------------------------------------------------
 
     def _follow_plan(self) -> None:
@@ -512,8 +565,9 @@ class Engine:
         has_started = not self.bootstrap.waiting
         self._describe_models()
         self.gossiper.update_models()
+        self._count_in_means()
         for model in self.gossiper.models:
-            if not self.gossiper.injected(model) and (has_started or model in self.store.extra):
+            if has_started and not self.gossiper.injected(model):
                 self.gossiper.inject(model, self.weight)
         self.bootstrap.update_models(self.gossiper)
         self._collect_initial_values()
@@ -528,7 +582,9 @@ class Engine:
         return self.sharing.as_card_entry(), self.sharing.group_models
 
     def begin_round(self) -> None:
-        """Follow the newest plan of what the swarm shares, before a round is trained."""
+        """Prepare a round: set the log-prior, and follow the newest plan of what the swarm shares."""
+        if self._prior is not None:
+            self._prior.averaged(1 + len(self._others.known))
         if self.sharing is not None:
             if isinstance(self.mode, PacedMode):
                 self.sharing.averaged(self.history.round, self._others.online_now())
@@ -547,6 +603,8 @@ class Engine:
         metrics = self.learner.train(self.settings.every)
         self._privacy.release(self.network, before)
         self.history.round += 1
+        if self._prior is not None:
+            self._prior.trained(self.gossiper)
         if self.sharing is not None:
             self.sharing.trained(metrics, self.gossiper)
         if isinstance(self.mode, RoundsMode | ServerMode):
@@ -641,7 +699,7 @@ class Engine:
         self._start_from_initial_estimates(now)
         self.bootstrap.update(self.gossiper, self._others, now)
         self.gossiper.tick(now)
-        if self.sharing is not None and isinstance(self.mode, RoundsMode):
+        if self.sharing is not None and isinstance(self.mode, RoundsMode | ServerMode):
             number = self.history.round - self.history.earlier - 1
             if not self.bootstrap.waiting and (number < 0 or self.mode.finished(number)):
                 self.sharing.averaged(self.history.round, self._others.online_now())
@@ -746,6 +804,7 @@ class Engine:
         if self.ending.kind == "finished":
             self._saver.remove()
         elif self.ending.kind == "left":
+            self._note_end("left", self.ending.reason, self.machine.wall())
             self._remember_goodbye(self.ending)
             self._begin_new_session()
             self._saver.save()
@@ -826,6 +885,7 @@ class Engine:
             "network": self.network.flat,
             "store": self.store.snapshot(),
             "sharing": None if self.sharing is None else self.sharing.snapshot(),
+            **({} if self._prior is None else {"prior": self._prior.snapshot()}),
             "learner": self.learner.state(),
             "gossip": self.gossiper.snapshot(values=False),
             "trust": self.security_memory(),
@@ -849,6 +909,8 @@ class Engine:
                 self.sharing.restore(tree["sharing"])
                 self._schemas_ever = dict(tree["schemas_ever"])
                 self._describe_models()
+            if self._prior is not None:
+                self._prior.restore(tree.get("prior"))
             self._saver.require_same_models(tree, self.schemas)
             self.network.flat.copy_(tree["network"])
             self.store.restore(tree["store"])
@@ -872,12 +934,13 @@ class Engine:
         if unfinished:
             self.restored, self.ending = True, ending
             return
-        has_started = bool(self.history.round) or any(self._injected_weights().values())
+        has_started = bool(self.history.round) or self._counts_anywhere()
         offline_seconds = 0.0 if last_contact is None else self.machine.uptime() - last_contact
         if ending is not None:
             self.undelivered_ending = None if ending.told else ending
             self._remember_goodbye(ending)
             self._record_abandoned(ending.reason)
+            self._note_end(ending.kind, ending.reason, tree["in_touch"]["wall"])
             self._begin_new_session()
         elif last_contact is None:
             _log.warning(
@@ -887,14 +950,18 @@ class Engine:
             )
             self._record_abandoned("the machine was restarted, or its clock was set back")
             self._begin_new_session()
-        elif offline_seconds > self.settings.lease and not self._has_accounts():
+        elif offline_seconds > self.settings.full_lease and not self._has_accounts():
             self._begin_new_session()
-        elif offline_seconds > self.settings.lease:
-            reason = f"lease expired ({offline_seconds:.0f} s > {self.settings.lease:g} s)"
+        elif offline_seconds > self.settings.full_lease:
+            reason = f"lease expired ({offline_seconds:.0f} s > {self.settings.full_lease:g} s)"
             _log.warning("peer %s: %s; rejoining with a new session", self.name, reason)
             self.start_new_session(reason)
         else:
             self.restored, self.returning, self.last_contact = True, has_started, last_contact
+            reason = "its process ended without a goodbye"
+            self._note_end("lost", reason, tree["in_touch"]["wall"])
+            text = f"continues after round {self.history.round}: {reason}"
+            self.journal.add("restarted", text, log=False)
             if self.settings.mode == "async":
                 self.gossiper.leaving = False  # only the former process was asked to leave
             self._adjust_weight(former_samples)
@@ -1008,19 +1075,27 @@ class Engine:
                     continue
                 self.store.write(model, estimate.value.astype(self.store.read(model).dtype))
                 self.bootstrap.count(self.gossiper, model)
+                self.journal.add("counted", f"counts in model {model}, from received values")
                 gives = estimate.gives
             for give in gives:
                 self._handle(give, now)
 
     def _mute_quarantined(self, now: float) -> None:
-        """Push nothing to peers in quarantine; they stay neighbours.
+        """Push nothing to peers in quarantine, and note them; they stay neighbours.
 
-        Only in async mode: in lockstep modes a peer in quarantine by mistake could never finish its round,
-        and neither could the peers that wait for it.
+        In lockstep modes pushes go on: a peer in quarantine by mistake could never finish its round, and
+        neither could the peers that wait for it.
         """
-        if self._guards is not None and self.settings.mode == "async":
+        if self._guards is None:
+            return
+        quarantined = tuple(p for p in self._others.known if self._guards.is_quarantined(p, now))
+        for peer in sorted(set(quarantined).difference(self._quarantined)):
+            text = f"refuses peer {peer}: its guards have put it in quarantine"
+            self.journal.add("quarantined", text, peer=peer, log=False)
+        self._quarantined = quarantined
+        if self.settings.mode == "async":
             for peer in self._others.known:
-                self.gossiper.mute(peer, self._guards.is_quarantined(peer, now))
+                self.gossiper.mute(peer, peer in quarantined)
 
     def _drop(self, cause: str, text: str) -> None:
         """Count a dropped message; log only some of many."""
@@ -1033,7 +1108,11 @@ class Engine:
 
 
 def _make_mode(
-    name: str, settings: Settings, models: Iterable[str], compression: Compression
+    name: str,
+    settings: Settings,
+    models: Iterable[str],
+    compression: Compression,
+    server_of: Callable[[str], str],
 ) -> PeerMode:
     match settings.mode:
         case "async":
@@ -1047,8 +1126,7 @@ def _make_mode(
                 sources = {model: set(settings.sources) for model in models}
             return RoundsMode(settings.exchanges, sources=sources)
         case "server":
-            # A model without a server is local to this peer, which is then its own server.
-            return ServerMode(name, {model: settings.servers.get(model, name) for model in models})
+            return ServerMode(name, {model: server_of(model) for model in models}, server_of)
 
 
 def _as_float16(_model: str, value: Array) -> Array:

@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from torch import Tensor
+
 from ..gossip import Hook, Transport, TransportError, Will, topics
-from ..models import Gain, Learner, Metrics
+from ..models import Gain, Learner, Metrics, predicted_classes
+from .answers import NetworkCopy, NetworkFile
 from .engine import Engine
 from .exits import GoodbyeNotDelivered, NotSaved, PeerError, Replaced, first_error
+from .expiry import Reminders
 from .link import Link, Record, SessionOver
 from .machine import Machine, Worker
 from .membership import (
@@ -158,6 +162,10 @@ PROGRESS_INTERVAL = 10.0
 """Least seconds between two log lines about a peer's progress."""
 
 
+REMINDER_INTERVAL = 3600.0
+"""Seconds from one look at what will expire to the next; each is mentioned once a day."""
+
+
 class Connect(Protocol):
     """Makes a peer's transport: `lambda client_id, will, on_connect: MqttTransport(url, …)`."""
 
@@ -230,6 +238,9 @@ class Peer:
     machine: clocks, files and a worker thread; by default those of this machine.
     limits: times and sizes that are not user settings.
     on_record: called with every metrics record, which is also published.
+    network_file: where to write the network while the peer learns; see NetworkFile.
+    keep_copy: whether `predict` works, which needs memory for a second network.
+    expiries: what else expires, and when (see Reminders), besides the peer's invitation.
     on_report: called on the worker thread with the report of a session that has ended, before its checkpoint
         is removed: save the results here. It may be called again with the same report after a crash.
     """
@@ -246,6 +257,9 @@ class Peer:
         seed: int = 0,
         machine: Machine | None = None,
         limits: Limits | None = None,
+        network_file: NetworkFile | None = None,
+        keep_copy: bool = True,
+        expiries: Mapping[str, float] | None = None,
         on_record: Callable[[Record], None] = lambda _: None,
         on_report: Callable[[Report], None] = lambda _: None,
     ):
@@ -260,6 +274,14 @@ class Peer:
             Engine, self.name, learner, settings,
             samples=samples, checkpoint=checkpoint, seed=seed, machine=self._machine, limits=limits,
         )  # fmt: skip
+        ends = dict(expiries or {})
+        if self._credentials is not None:
+            ends["its invitation expires: ask the swarm's owner for a new one"] = (
+                self._credentials.expires
+            )
+        self._reminders = Reminders(self.name, ends)
+        self._network_file = network_file
+        self._copy = NetworkCopy(learner.network) if keep_copy else None
         self._leave = asyncio.Event()
         self._leave_reason = ""
         self._progress = _Progress()
@@ -271,6 +293,20 @@ class Peer:
     def state(self) -> State:
         """State of the current session."""
         return self._lifecycle.state
+
+    @property
+    def network(self) -> NetworkCopy:
+        """The network as it was after the last round: `peer.network(x)` returns its outputs.
+
+        Any thread may call it, before, while and after the peer runs.
+        """
+        if self._copy is None:
+            raise PeerError(f"peer {self.name}: it was made with keep_copy=False")
+        return self._copy
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        """Return the class of each input, by the network as it was after the last round; see `network`."""
+        return predicted_classes(self.learner, self.network(inputs))
 
     def leave(self, reason: str = "asked to leave") -> None:
         """Ask the peer to hand over its mass and leave.
@@ -296,6 +332,7 @@ class Peer:
     async def _run(self, worker: Worker) -> Report:
         """Run one session after the other, until one ends with a report."""
         engine = await worker.run(self._make_engine)
+        await worker.run(self._keep_network, engine)
         while True:
             try:
                 return await self._run_session(engine, worker)
@@ -389,6 +426,8 @@ class Peer:
             "lease": link.renew_lease(),
             "status": link.keep_status(),
             "card": link.keep_card(),
+            "summary": link.keep_summary(),
+            "reminders": self._remind(),
         }
         try:
             async with asyncio.TaskGroup() as group:
@@ -398,6 +437,7 @@ class Peer:
                 ]
                 while self.state is not State.LEAVING and self.state not in FINAL:
                     self._lifecycle.fire(await self._next_event(link))
+                    link.enter_state(self.state.name.lower())
                     phase = PHASES.get(self.state)
                     if phase is not None and phase != link.phase:
                         link.enter_phase(phase)
@@ -407,6 +447,12 @@ class Peer:
             # In a final state errors of background tasks no longer matter.
             if self.state not in FINAL:
                 raise first_error(errors) from None
+
+    async def _remind(self) -> None:
+        """Log every day what will soon expire."""
+        while True:
+            self._reminders.check(self._machine.wall())
+            await asyncio.sleep(REMINDER_INTERVAL)
 
     async def _next_event(self, link: Link) -> Event:
         """Run the handler of the current state; cancel it if the peer is asked to leave."""
@@ -461,8 +507,8 @@ class Peer:
         return Event.STARTED
 
     async def _train(self, link: Link) -> Event:
+        await link.worker.run(link.engine.begin_round)
         if link.engine.sharing is not None:
-            await link.worker.run(link.engine.begin_round)
             link.wake()
             while link.view.awaits_others or link.announces_plan:
                 await link.next_turn()
@@ -488,6 +534,7 @@ class Peer:
                 )
         else:
             await link.publish_record({"training_loss": training.mean_loss})
+        await link.worker.run(self._keep_network, link.engine)
         if number < last:
             return Event.AVERAGED
         if busy := {*link.roster.still_training(), *link.roster.offline_unfinished()}:
@@ -522,6 +569,23 @@ class Peer:
         link.announce_leaving()
         await hand_over(link)
         return Event.HANDED_OVER
+
+    def _keep_network(self, engine: Engine) -> None:
+        """Bring the copy of the network up to date, and its file if that is due; runs on the worker."""
+        if self._copy is not None:
+            self._copy.update(engine.history.round)
+        if self._network_file is not None:
+            self._network_file.write_if_due(
+                self.learner.network, self._machine.monotonic(), self._machine.wall(),
+                **self._about(engine),
+            )  # fmt: skip
+
+    def _about(self, engine: Engine) -> dict[str, Any]:
+        """Return the fields of About that change while the peer runs."""
+        return {
+            "peer": self.name, "swarm": self.settings.swarm, "session": engine.session,
+            "round": engine.history.round, "accuracy": self._progress.accuracy,
+        }  # fmt: skip
 
     def _number(self, round_number: int) -> str:
         """Return the number of a round for log lines: `3 of 30`, or only `3` if there is no last one."""
@@ -565,6 +629,7 @@ class Peer:
         ending = engine.ending
         assert ending is not None
         within = self.settings.leave_timeout * (1.0 - HAND_OVER_SHARE if asked else 1.0)
+        await link.publish_last_summary(ending.kind, ending.reason)
         error, earlier = await deliver_goodbye(link, goodbye_of(ending, link.generation), within)
         # Not if a former process has delivered it: other peers have already acted on it.
         if not ending.told and await run(engine.amend, earlier):

@@ -28,10 +28,11 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
+from gossamer import __version__
 from gossamer.errors import GossamerError
 from gossamer.logs import is_milestone
 
-from ..gossip import HEADER_BYTES, MIN_PACKET_BYTES, Transport, topics
+from ..gossip import HEADER_BYTES, MIN_PACKET_BYTES, Transport, TransportError, topics
 from ..gossip.security import Death, SecurityEvent, SecurityLayer, TrustError
 from .engine import Engine, View
 from .exits import PeerError, Replaced
@@ -52,6 +53,14 @@ from .presence import (
     read_status,
 )
 from .settings import MAX_PIECES, Settings
+from .summary import (
+    MAX_NAMES,
+    MAX_SUMMARY_BYTES,
+    Ended,
+    ModelSummary,
+    Summary,
+    finite,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +71,9 @@ MAX_PENDING = 2 * MAX_PIECES
 InboundLimits allows, are dropped and counted; their senders repeat them. Two messages of the largest number
 of packets fit."""
 
+
+SUMMARY_PAUSE = 2.0
+"""Least seconds between two summaries: only observers read them, and they change in every round."""
 
 ANSWER_PAUSE = 1.0
 """Least seconds between two statuses that are published because another peer waits for one."""
@@ -123,6 +135,17 @@ class Link:
         """Set when our *probe* was delivered back to us: an offline status that we publish on our own status
         topic before joining, to learn whether another device uses our name (membership.py)."""
         self.packets = self.bytes = 0  # sent so far
+        self.received_packets = self.received_bytes = 0
+        self.state = "connecting"
+        """The state of the session, for its summary; see lifecycle.State."""
+        self._metrics: dict[str, float | None] = {}
+        self._disagreement: dict[str, float] = {}
+        self._round_ended: float | None = None
+        self._noted_mismatches: dict[tuple[str, str], str] = {}
+        self._noted_events = 0
+        """How many of the journal's events were in the last summary, or made it due."""
+        self._summary_due = asyncio.Event()
+        """Set to let `keep_summary` publish a summary."""
         self._inbound_limits = engine.inbound_limits
         self._pending: list[tuple[str, bytes | memoryview]] = []
         """Received packets that wait for the next turn, each with its partial model."""
@@ -235,6 +258,79 @@ class Link:
                         await self._publish_card()
                     await self._publish_status()
 
+    def enter_state(self, state: str) -> None:
+        """Enter a state of the lifecycle; the next summary names it."""
+        self.state = state
+
+    async def keep_summary(self) -> None:
+        """Publish a summary whenever something in it has changed, at most every SUMMARY_PAUSE seconds, and
+        with every status, so several times per lease: its time shows that the peer is alive."""
+        while True:
+            await self._summary_due.wait()
+            self._summary_due.clear()
+            if self._may_publish():
+                await self._publish_summary()
+            await asyncio.sleep(SUMMARY_PAUSE)
+
+    async def publish_last_summary(self, kind: str, reason: str) -> None:
+        """Publish how and why the session ends, for observers; it is dropped if that is not possible now."""
+        with contextlib.suppress(TransportError):
+            await self._publish_summary(Ended(kind, reason, self.machine.wall()), qos=0)
+
+    async def _publish_summary(self, ended: Ended | None = None, qos: int | None = None) -> None:
+        topic = self.topic("summary")
+        room = self.transport.max_payload(topic) - self.security.statement_overhead
+        body = self.summary(ended).encode(min(MAX_SUMMARY_BYTES, room))
+        if body is None:
+            self.dropped["summary-too-large"] += 1
+            return
+        await self.transport.publish(topic, self.security.summary(body), retain=True, qos=qos)
+
+    def summary(self, ended: Ended | None = None) -> Summary:
+        """Return what observers may know of this peer, as of the engine's last call."""
+        view, members, journal = self.view, self.members(), self.engine.journal
+        neighbours = self.roster.neighbours()
+        models = {
+            model: ModelSummary(
+                counts=model in view.counting_rounds,
+                rounds=view.counting_rounds.get(model, 0),
+                counting=counting,
+                members=sharing,
+                disagreement=finite(self._disagreement.get(model, inf)),
+                weight=view.weights.get(model, 0.0),
+                diverged=model in view.diverged,
+            )
+            for model in sorted(self.engine.schema_entries)
+            for counting, sharing in [members.get(model, (int(model in view.counting_rounds), 1))]
+        }
+        mismatches, online = sorted(self.roster.mismatches.items()), self.roster.online()
+        refused = {peer: text for (peer, _), text in mismatches if peer in online}
+        refused |= dict.fromkeys(view.quarantined, "its guards have put it in quarantine")
+        self._noted_events = journal.count
+        return Summary(
+            session=self.session,
+            time=self.machine.wall(),
+            since=self.session_began,
+            state=self.state,
+            phase=self.phase,
+            round=view.round,
+            rounds=self.settings.rounds,
+            version=__version__,
+            round_ended=self._round_ended,
+            models=models,
+            metrics=self._metrics,
+            neighbours=tuple(neighbours[:MAX_NAMES]),
+            neighbour_count=len(neighbours),
+            sent_bytes=self.bytes,
+            sent_packets=self.packets,
+            received_bytes=self.received_bytes,
+            received_packets=self.received_packets,
+            refused=dict(list(refused.items())[:MAX_NAMES]),
+            ended=ended,
+            last_end=None if view.last_end is None else Ended(**view.last_end),
+            events=journal.events,
+        )
+
     async def keep_card(self) -> None:
         """Publish the card again whenever another client cleared or overwrote it, until it stays."""
         while True:
@@ -300,8 +396,9 @@ class Link:
     async def _publish_card(self) -> None:
         card = Card(
             self.session, self.session_began, self.engine.samples, self.engine.schema_entries,
-            self.generation, self.settings.lease, self.shared_settings, self._start_digests,
+            self.generation, self.settings.full_lease, self.shared_settings, self._start_digests,
             self.engine.last_session_goodbye, self._kept_goodbyes, self._plan,
+            self.settings.asleep,
         )  # fmt: skip
         signed = self.security.card(card.encode())
         self._own_card.about_to_publish(signed)
@@ -313,6 +410,7 @@ class Link:
             "online", self.session, self.phase,
             leaving=self.leaving, counts=self._published_rounds, generation=self.generation,
         )  # fmt: skip
+        self._summary_due.set()
         await self.send_status(status)
 
     def _publish_changed_rounds(self) -> None:
@@ -369,8 +467,15 @@ class Link:
             **await self.worker.run(self.engine.compression.record),
             "neighbours": len(self.roster.online()),
         }
+        self._note_record(values, record["disagreement"])
         self._on_record(record)
         await self.transport.publish(self.topic("metrics"), json.dumps(record).encode())
+
+    def _note_record(self, values: Record, disagreement: dict[str, float]) -> None:
+        """Keep what a metrics record says for the summary."""
+        self._metrics = self._metrics | {key: finite(value) for key, value in values.items()}
+        self._disagreement, self._round_ended = disagreement, self.machine.wall()
+        self._summary_due.set()
 
     def members(self) -> dict[str, list[int]]:
         """Return, per shared partial model, how many members count and how many there are, us included."""
@@ -411,13 +516,13 @@ class Link:
             return
         if self._lease_over():
             offline = self.machine.uptime() - self.last_contact
-            raise SessionOver(f"lease expired ({offline:.0f} s > {self.settings.lease:g} s)")
+            raise SessionOver(f"lease expired ({offline:.0f} s > {self.settings.full_lease:g} s)")
         if self.view.rejection:
             raise SessionOver(f"its session was rejected: {self.view.rejection}")
 
     def _lease_over(self) -> bool:
         """Return whether we were not connected for a whole lease: other peers may have given us up."""
-        return self.machine.uptime() - self.last_contact > self.settings.lease
+        return self.machine.uptime() - self.last_contact > self.settings.full_lease
 
     # --- turns ----------------------------------------------------------------------------------
 
@@ -484,6 +589,8 @@ class Link:
             if self.announces_plan:
                 await self._announce_plan()
             self._publish_changed_rounds()
+            if self._noted_events != self.engine.journal.count:
+                self._summary_due.set()
             await self._send(outgoing)
             if self._has_announced:
                 await self._send_revocation_lists()
@@ -499,6 +606,9 @@ class Link:
         self._plan, group_models = await self.worker.run(self.engine.announced_plan)
         self._inbound_limits = self.engine.inbound_limits
         self._events += self.roster.set_models(self.engine.schema_entries, group_models)
+        if self._plan is not None:
+            text = f"follows plan {self._plan_version} of {self._plan['by']}"
+            self.engine.journal.add("decided", text, log=False)
         self._card_due = True
         self._status_due.set()
 
@@ -547,6 +657,8 @@ class Link:
             self.roster.note_delivery(self.machine.monotonic())
             try:
                 if topics.is_gossip(topic):
+                    self.received_packets += 1
+                    self.received_bytes += len(payload)
                     self._queue(topics.parse(topic), payload)
                 else:
                     self._check_own_topic(topic, bytes(payload))
@@ -623,7 +735,18 @@ class Link:
                     self._status_due.set()
                 case "unconfirmed-status":  # authentic and under our name, but it may be a replay
                     self._receive_unconfirmed_status(each.body)
+        if len(self._events) > first_new:
+            self._summary_due.set()  # it names our neighbours
         self._answer_waiting_peers(self._events[first_new:])
+        self._note_mismatches()
+
+    def _note_mismatches(self) -> None:
+        """Note the peers that cannot be averaged with; the roster has logged why."""
+        found = dict(self.roster.mismatches)
+        for (peer, _), text in found.items() - self._noted_mismatches.items():
+            text = f"refuses peer {peer}: {text}"
+            self.engine.journal.add("refused", text, peer=peer, log=False)
+        self._noted_mismatches = found
 
     def _keep_missed_goodbye(self, topic: str, payload: bytes) -> None:
         """Put a goodbye on our card if a peer that it concerns is offline: a restarted broker may lose it."""

@@ -402,7 +402,8 @@ class Saver:
         if self._last_write - blocked_since >= self._limits.save_retry:
             raise NotSaved(
                 f"peer {self._name}: its checkpoint {self.path} cannot be written: {failure}; free disk "
-                f"space, and start the peer again within its lease of {self._settings.lease:g} s to continue"
+                "space, and start the peer again within its lease of "
+                f"{self._settings.full_lease:g} s to continue"
             )
         return False
 
@@ -415,7 +416,7 @@ class Saver:
             return
         pause = max(self._settings.save_every, self._write_seconds / self._limits.save_share)
         if number == self._saved_round:
-            pause = max(pause, self._settings.lease / 4)
+            pause = max(pause, self._settings.full_lease / 4)
         if self._machine.monotonic() - self._last_write >= pause:
             self._write(self._tree())
 

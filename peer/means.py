@@ -42,6 +42,11 @@ class SwarmMean:
             self._store.extra[self.name] = self.value + (change * (ONE / weight)).astype(np.float32)
             self._added = own
 
+    def reset(self) -> None:
+        """Begin anew, without weight."""
+        self._store.extra[self.name] = np.zeros_like(self.value)
+        self._added = None
+
     def remove(self) -> None:
         """Average it no longer."""
         del self._store.extra[self.name]

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +24,7 @@ from ..gossip.security import (
     SecurityLayer,
     SwarmSecurity,
     TrustError,
+    read_claims,
     read_public,
 )
 from .engine import Ending
@@ -72,6 +74,14 @@ class Credentials:
                 f"name the peer {identity.label}, or make a key for it with gossamer keygen"
             )
         return cls(identity, admission, owner)
+
+    @property
+    def expires(self) -> float:
+        """When the invitation expires, in seconds since 1970."""
+        try:
+            return read_claims(self.admission.invitation, self.owner).expires
+        except TrustError:
+            return inf  # the security layer refuses it, and says why
 
 
 def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:

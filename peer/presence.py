@@ -114,6 +114,7 @@ class Card:
     goodbyes: the last statuses of peers that have left, by name, in base64. They are for neighbours that
         were offline then, because a broker that restarts may lose its retained messages.
     plan: with `sharing = "auto"`, what the swarm shares and measures, as this peer knows it; see sharing.py.
+    asleep: seconds for which the device is regularly offline; its lease takes them into account.
     """
 
     session: Session
@@ -129,6 +130,7 @@ class Card:
         default_factory=dict
     )
     plan: dict[str, Any] | None = None
+    asleep: Annotated[Seconds, AfterValidator(partial(max, 0.0))] = 0.0
 
     def encode(self) -> bytes:
         """Return the card as JSON."""
@@ -410,7 +412,14 @@ class Roster:
         if entry.offline_since is None:
             entry.offline_since = now
             if entry.announced_session is not None:
-                _log.info("peer %s is offline: %s", peer, status.reason or "connection lost")
+                sleeps = entry.card is not None and entry.card.asleep > 0
+                reason = status.reason or "connection lost"
+                _log.info(
+                    "peer %s is offline: %s%s",
+                    peer,
+                    reason,
+                    " (it sleeps regularly)" if sleeps else "",
+                )
         return [Offline(peer)] if entry.announced_session is not None else []
 
     def receive_death(self, peer: str, payload: bytes) -> list[Event]:
@@ -562,6 +571,15 @@ class Roster:
         entry = self._entries.get(peer)
         return None if entry is None or entry.card is None else entry.card.since
 
+    def neighbours(self) -> list[str]:
+        """Return the peers that are online and that we push at least one partial model to, in order."""
+        return sorted(
+            peer
+            for peer, entry in self._entries.items()
+            if entry.announced_session and entry.is_online and entry.card is not None
+            and self._pushed_models(peer, entry.card)
+        )  # fmt: skip
+
     def count_members(self, model: str) -> tuple[int, int]:
         """Return how many other peers count in a partial model, and how many other peers share it."""
         sharing = [
@@ -602,6 +620,14 @@ class Roster:
             )  # fmt: skip
         return []
 
+    def _is_neighbour(self, peer: str) -> bool:
+        return self._neighbours is None or peer in self._neighbours
+
+    def _pushed_models(self, peer: str, card: Card) -> bool:
+        """Return whether a peer's card has a partial model that we push to it, if the models match."""
+        ours = self._models.keys() if self._is_neighbour(peer) else self._group_models
+        return not ours.isdisjoint(card.models)
+
     def _entry(self, peer: str) -> _Entry:
         return self._entries.setdefault(peer, _Entry())
 
@@ -628,11 +654,10 @@ class Roster:
             events.append(Gone(peer, former.session, former.statement, former.reclaimed))
         entry.announced_session = status.session
         shared = self._shared_models(peer, card)
-        is_neighbour = self._neighbours is None or peer in self._neighbours
         may_push_to_us = self._pushing_peers is None or peer in self._pushing_peers
         within_group = tuple(model for model in shared if model in self._group_models)
         online = Online(
-            peer, status.session, shared if is_neighbour else within_group, status.leaving,
+            peer, status.session, shared if self._is_neighbour(peer) else within_group, status.leaving,
             shared if may_push_to_us else within_group, status.counts, card.since, card.starts,
             entry.is_live, card.plan,
         )  # fmt: skip

@@ -12,7 +12,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from safetensors import SafetensorError
 
 from gossamer.entry import call_entry
 from gossamer.errors import GossamerError
-from gossamer.files import atomic_path, write_atomically
+from gossamer.files import write_atomically
 
 from ..gossip import (
     Hook,
@@ -36,8 +37,10 @@ from ..gossip import (
     topics,
 )
 from ..models import Learner
+from .answers import NetworkFile
 from .bootstrap import load_trained
 from .exits import ExitCode, PeerError, first_error, stop_signals
+from .expiry import certificate_end
 from .lifecycle import Connect, Peer, Report
 from .machine import Machine
 from .records import RecordFile
@@ -160,6 +163,19 @@ def mqtt_transport(
     )  # fmt: skip
 
 
+def certificate_ends(broker: BrokerAddress) -> dict[str, float]:
+    """Return what expires of a connection's certificates, and when; see Reminders."""
+    remedies = {
+        broker.ca: "copy the new one of the broker's authority here",
+        broker.certificate: "ask the broker's owner for a new one",
+    }
+    ends = {}
+    for file, remedy in remedies.items():
+        if file is not None and (end := certificate_end(Path(file))) is not None:
+            ends[f"certificate {file} expires: {remedy}"] = end
+    return ends
+
+
 async def run_peer(
     spec: PeerSpec,
     connect: Connect,
@@ -168,6 +184,7 @@ async def run_peer(
     *,
     machine: Machine | None = None,
     limits: Limits | None = None,
+    expiries: Mapping[str, float] | None = None,
 ) -> Report:
     """Run one peer, and save its network, metrics and report in the folder.
 
@@ -186,13 +203,18 @@ async def run_peer(
         )
     if spec.network is not None:
         await asyncio.to_thread(load_trained, learner.network, Path(spec.network))
+    network_file = NetworkFile(
+        folder / f"{spec.name}.safetensors", spec.settings.save_network_every,
+        spec.entry, spec.arguments,
+    )  # fmt: skip
     with RecordFile(folder / f"{spec.name}.jsonl") as metrics:
         peer = Peer(
             spec.name, learner, spec.settings, connect,
             samples=spec.samples, seed=spec.seed, on_record=metrics.write,
-            machine=machine, limits=limits,
+            machine=machine, limits=limits, network_file=network_file, keep_copy=False,
+            expiries=expiries,
             checkpoint=folder / f"{spec.name}.checkpoint" if spec.settings.checkpoint else None,
-            on_report=lambda report: _save_results(folder, spec.name, learner, report),
+            on_report=lambda report: _save_results(folder, spec, learner, network_file, report),
         )  # fmt: skip
         leave_task = asyncio.create_task(_leave_when(leaving, peer), name=f"{spec.name} leave")
         try:
@@ -212,11 +234,16 @@ def finished_report(folder: Path, name: str) -> Report | None:
     return report if report.ended == "finished" else None
 
 
-def _save_results(folder: Path, name: str, learner: Learner, report: Report) -> None:
+def _save_results(
+    folder: Path, spec: PeerSpec, learner: Learner, network_file: NetworkFile, report: Report
+) -> None:
     """Write a peer's network and report; reports of its former sessions are kept under other names."""
+    name = spec.name
     try:
-        with atomic_path(folder / f"{name}.safetensors") as part:
-            learner.network.save(part)
+        network_file.write(
+            learner.network, time.time(), peer=report.peer, swarm=spec.settings.swarm,
+            session=report.session, round=report.rounds, accuracy=report.accuracy,
+        )  # fmt: skip
         _keep_former_report(folder / f"{name}.report.json", report.session)
         write_atomically(folder / f"{name}.report.json", json.dumps(asdict(report)))
     except (OSError, SafetensorError) as error:
@@ -256,11 +283,19 @@ async def run_process(
     if parent is not None:
         _follow_parent(parent, leaving)
     folder = Path(spec.folder)
-    connect = mqtt_connect(spec.broker)
+    connect, expiries = mqtt_connect(spec.broker), certificate_ends(spec.broker)
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(
-                run_peer(peer, connect, folder, leaving, machine=machine, limits=limits),
+                run_peer(
+                    peer,
+                    connect,
+                    folder,
+                    leaving,
+                    machine=machine,
+                    limits=limits,
+                    expiries=expiries,
+                ),
                 name=peer.name,
             )
             for peer in spec.peers

@@ -24,7 +24,7 @@ from ..gossip import (
     table_of,
 )
 from ..gossip.security import GuardSettings
-from ..models import Start
+from ..models import Prior, Start
 
 MAX_PIECES = 8192
 """Most packets of one message. Receivers can hold that many, and guards do not treat them as a flood."""
@@ -82,8 +82,21 @@ class SharingSettings(SettingsTable):
     where it lowers the loss on training samples that are held out for a while. If there are `models`, only
     cells that all peers share can change. On a graph, cells that all peers share are averaged over its links;
     the members of a group that formed itself average among each other, as if they were all neighbours. For
-    four peers or more: in simulations in lockstep, and live in the modes async and rounds, without `models`,
-    compression, matching, trust and differential privacy."""
+    four peers or more: in simulations in lockstep, and live, without `models`, compression, matching, trust
+    and differential privacy."""
+
+
+class PriorSettings(SettingsTable):
+    """How peers whose classes are not equally frequent learn together."""
+
+    prior: Prior = "none"
+    """Whether a peer adds the logarithms of its class shares to the network's outputs, in training and in
+    tests: for peers whose classes are not equally frequent, so that they can share the whole network. own:
+    shares from the peer's own labels, each class counted once more. auto: shares drawn towards those of all
+    peers, the more so the less they differ, and no prior if they differ by chance only; live peers average
+    totals of their counts for that, and have no prior before the first averaging. Classes must be as frequent
+    in tests as in training: set `data.tested = "own"` if the data set has a test set. Does not help where
+    labels mean something else to every peer. Saved networks are without the prior."""
 
 
 class LifecycleSettings(SettingsTable):
@@ -91,7 +104,12 @@ class LifecycleSettings(SettingsTable):
 
     lease: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which a peer that is offline is given up: other peers take back mass on its way to it,
-    and if it returns, it joins as a newcomer. Raise it for devices that sleep."""
+    and if it returns, it joins as a newcomer."""
+    asleep: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """async: seconds for which this device is regularly offline between two times awake, as 3500 for one that
+    wakes for two minutes every hour to save energy. Its card says so, and its lease is longer by twice that:
+    other peers wait for it, even if it fails to connect once. What it holds of the average stays with it
+    meanwhile."""
     silence: Positive = 5.0
     """Seconds without a status of a peer that counts in a partial model, after which a waiting peer founds
     the model with its own values."""
@@ -113,8 +131,17 @@ class LifecycleSettings(SettingsTable):
     """Seconds of training that a crash may cost a peer with a checkpoint while it sends nothing; a peer that
     gossips saves more often. Large models are saved less often, so that saving takes at most a twentieth of
     the time."""
+    save_network_every: Positive = 300.0
+    """Seconds from one writing of the peer's network to the next, as NAME.safetensors with NAME.network.json
+    beside it, while it learns; both are written at the end too. Other programs, and `gossamer predict`, may
+    read them at any time. Lower it if they need newer values."""
     tick: Positive = 0.05
     """Seconds from one check for due repetitions and recalls of transfers to the next, if nothing arrives."""
+
+    @property
+    def full_lease(self) -> float:
+        """The lease with the time for which the device sleeps: seconds offline after which it is given up."""
+        return self.lease + 2.0 * self.asleep
 
 
 class SampleSettings(SettingsTable):
@@ -147,7 +174,8 @@ class NeighbourSettings(SettingsTable):
     """async, on a graph that changes over time: the neighbours of the first push, of the second, and so on,
     repeated cyclically."""
     servers: Mapping[str, str] = {}
-    """server mode: the peer that averages each partial model."""
+    """server mode: the peer that averages each partial model. With `sharing = "auto"` the first peer that has
+    a model averages it."""
     expect: Names = ()
     """Peers that must be online before training starts."""
     founder: bool | None = None
@@ -240,6 +268,7 @@ class Limits:
 class Settings(
     ScheduleSettings,
     SharingSettings,
+    PriorSettings,
     GossipSettings,
     LifecycleSettings,
     SampleSettings,
@@ -276,7 +305,7 @@ class Settings(
     def contradiction(self) -> str | None:
         """Return which of these settings exclude each other, and what to do about it; None if none do."""
         private, compress = bool(self.private), self.compress is not None
-        auto = self.sharing == "auto"
+        auto, counts = self.sharing == "auto", self.prior == "auto"
         lockstep = self.mode != "async"
         before, masks = "a network that was trained before", "private averaging"
         reasons = {
@@ -299,9 +328,9 @@ class Settings(
             f"compress = {self.compress!r} and dtype = {self.dtype!r} exclude each other: leave dtype out, "
             "the compressor determines how values are encoded":
                 compress and self.dtype != "float32",
-            'sharing = "auto": a server is named for each partial model, and these names are made later; use '
-            'mode = "async" or "rounds"':
-                auto and self.mode == "server",
+            'sharing = "auto": rounds of groups that form later need a graph without directions; use mode = '
+            '"async" or "server"':
+                auto and self.mode == "rounds" and self.sources is not None,
             'sharing = "auto": compressors need partial models that do not change; leave compress out':
                 auto and compress,
             'sharing = "auto": cells are matched by their partial model, which changes; leave matching out':
@@ -310,9 +339,18 @@ class Settings(
                 auto and private,
             'sharing = "auto": what peers measure would be sent without noise; leave dp out':
                 auto and self.dp is not None,
+            'prior = "auto": compressors distort class counts; leave compress out, or use prior = "own"':
+                counts and compress,
+            'prior = "auto": invitations and guards do not know class counts; use prior = "own"':
+                counts and (self.trust == "swarm" or self.bounds is not None),
+            'prior = "auto": class counts would be sent without noise; leave dp out, or use prior = "own"':
+                counts and self.dp is not None,
             "compress: masked values look like random noise, which cannot be compressed; leave compress out, "
             "or private":
                 compress and private,
+            f"asleep: in {self.mode} mode other peers wait for every push, so they would sleep too; use "
+            'mode = "async"':
+                self.asleep > 0 and lockstep,
             f"drift: in {self.mode} mode other peers wait for every push, so none can be skipped; use mode = "
             '"async", or leave drift out':
                 self.drift is not None and lockstep,

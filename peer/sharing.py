@@ -9,8 +9,9 @@ plans of one version for a moment: the one of the lower name holds.
 Partial models have the name of their assignment in their own names, so peers that follow different plans
 never average values of different meaning.
 
-In rounds mode all peers change at the same round: none trains beyond the end of its plan, and after a change
-each waits until the others have changed too.
+In the modes rounds and server all peers change at the same round: none trains beyond the end of its plan, and
+after a change each waits until the others have changed too. The server of a partial model is the first peer
+that has it.
 
 A newcomer follows the plan on the cards; cells that groups average are its own at first. The next plan gives
 it a row in the statistics and lets it look for its groups: all peers then average the values of their groups
@@ -87,7 +88,7 @@ class LiveSharing:
                 f"takes {MIN_SAMPLES}"
             )
         self._name, self._store, self._settings = name, store, settings
-        self._lockstep = settings.mode == "rounds"
+        self._lockstep = settings.mode != "async"
         self._options = AutoOptions() if self._lockstep else ASYNC_OPTIONS
         network = learner.network
         self._anatomy = network.slicing.anatomy.with_norm_parts(norm_layers(network.module))
@@ -145,6 +146,19 @@ class LiveSharing:
             return frozenset()
         models = self._learner.network.averaged_models
         return plan.assignment.among_all_members(models, OWN + 1)
+
+    def server_of(self, model: str) -> str:
+        """Return the peer that averages a partial model in server mode: the first of those that have it."""
+        plan = self.plan
+        if plan is None:
+            return first_of({*self._settings.expect, self._name})
+        assignment = plan.assignment
+        schemes = np.unique(assignment.scheme_of).tolist()
+        for peer in assignment.peers:
+            models = {assignment.model(scheme, peer) for scheme in schemes}
+            if models.issuperset(model.split("&")) or model in self._store.extra:
+                return peer
+        return self._name
 
     # --- plans on cards -------------------------------------------------------------------------
 
@@ -298,7 +312,7 @@ class LiveSharing:
             self._member.after_averaging(mean.value)
             self._try_groups()
         self._round_is_open = False
-        if self._is_over(round_number) or self._name != min([*online, self._name], key=_in_order):
+        if self._is_over(round_number) or self._name != first_of([*online, self._name]):
             return
         plan = self.plan
         known = self._newest
@@ -408,6 +422,12 @@ class LiveSharing:
         first = Planner(self._options).first(Assignment.shared(self._anatomy, peers))
         return replace(first, until=round_number + first.until)
 
+    def reset(self) -> None:
+        """Begin to average what is measured anew, in a new session."""
+        for mean in (self._statistics, self._group_means):
+            if mean is not None:
+                mean.reset()
+
     # --- checkpoints ----------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any] | None:
@@ -434,6 +454,11 @@ class LiveSharing:
         ):
             if mean is not None and values is not None:
                 mean.restore(values)
+
+
+def first_of(names: Collection[str]) -> str:
+    """Return the first of some peers, in the order in which they make plans and are servers."""
+    return min(names, key=_in_order)
 
 
 def _in_order(name: str) -> tuple[int, str]:

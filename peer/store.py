@@ -122,7 +122,7 @@ class MatchedStore(NetworkStore):
 
     def write(self, name: str, value: Array) -> None:
         """Write an averaged vector; while staging, the network stays as it is."""
-        if self._staged is not None:
+        if self._staged is not None and name not in self.extra:
             self._staged[name] = value
         elif self.common_width is not None and name in self.common_width.averaged_models:
             self._common_vectors[name] = value

@@ -168,7 +168,7 @@ class Peer:
     def card(self):
         return {"session": self.session, "since": time.time(), "samples": 1, "generation": 1, "lease": 600.0,
                 "models": {self.model: self.fields}, "agree": {"mode": "async", "weights": "peers"},
-                "starts": {}, "former": None, "goodbyes": {}, "plan": None}
+                "starts": {}, "former": None, "goodbyes": {}, "plan": None, "asleep": 0.0}
 
     def send(self, kind, value=(), **more):
         header = {"kind": kind, "schema": schema_hash(self.fields), "vector": self.model, "from": self.name,

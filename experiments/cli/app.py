@@ -90,6 +90,7 @@ def demo_command(*, broker: str | None = None, output: Output) -> None:
     results = output.results("results/demo", "demo")
     with results.run_folder() as folder, report_interruption(folder):
         run_demo(folder, broker)
+    console.offer_report(folder)
 
 
 @command("simulate")
@@ -130,6 +131,7 @@ def simulate_command(
     if gain := read_gain(results.folder):
         console.say(f"what peers gain by taking part: {gain}")
     console.print_written([results.folder / "metrics.jsonl", *files])
+    console.offer_report(results.folder)
 
 
 def _in_lockstep(settings: Config, source: str, results: Results, networks: bool) -> list[Path]:
@@ -444,7 +446,7 @@ def bench_command(only: list[str] | None = None) -> None:
 
 
 # These modules add their commands to `app` when they are imported; help lists them in this order.
-from . import assignment, explain, fuse, live, slices, trust  # noqa: E402, F401
+from . import assignment, explain, fuse, live, page, predict, slices, trust  # noqa: E402, F401
 
 app.add_typer(topology_app, name="topology")
 

@@ -114,6 +114,14 @@ def print_written(files: Sequence[Path]) -> None:
         say(f"wrote {file}")
 
 
+def offer_report(folder: Path) -> None:
+    """Print the command that makes a page of a run's results.
+
+    No page is made unasked: it takes three seconds and 2 MB, more than many a run.
+    """
+    say(f"a page of these results: gossamer report {folder}")
+
+
 # --- functions as commands --------------------------------------------------------------------------
 
 app = typer.Typer(

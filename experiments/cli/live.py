@@ -182,6 +182,7 @@ def swarm_command(
         print_outcome(settings, outcome)
         pictures = draw_swarm(settings, folder)
         console.print_written([outcome.records, folder / "outcome.json", *pictures])
+        console.offer_report(folder)
 
 
 @command("join")

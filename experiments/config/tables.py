@@ -25,11 +25,12 @@ from ...gossip import (
     checked,
     validation_error,
 )
-from ...models import Prior, ReadyNetworkName
+from ...models import ReadyNetworkName
 from ...models.fednp import FedNPOptions
 from ...peer import (
     CredentialSettings,
     LifecycleSettings,
+    PriorSettings,
     ProtectionSettings,
     ScheduleSettings,
     SharingSettings,
@@ -270,7 +271,7 @@ class Model(SettingsTable):
         return slice_spec
 
 
-class Training(SettingsTable):
+class Training(PriorSettings):
     """How a peer learns between two averagings."""
 
     RENAMED: ClassVar = {"stretch": "it is called local_samples now"}
@@ -298,14 +299,6 @@ class Training(SettingsTable):
     proximal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """FedProx's μ: the coefficient of a penalty on the distance from the values after the last averaging.
     Raise it if peers' data differ and their values diverge between averagings."""
-    prior: Prior = "none"
-    """Whether a peer adds the logarithms of its class shares to the network's outputs, in training and in
-    tests: for peers whose classes are not equally frequent, so that they can share the whole network. own:
-    shares from the peer's own labels, each class counted once more. auto: shares drawn towards those of all
-    peers, the more so the less they differ, and no prior if they differ by chance only; simulations and
-    comparisons only. Classes must be as frequent in tests as in training: set `data.tested = "own"` if the
-    data set has a test set. Does not help where labels mean something else to every peer. Saved networks
-    are without the prior."""
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Training:

@@ -31,9 +31,11 @@ from ...peer import (
     MatchingSettings,
     NeighbourSettings,
     PeerSpec,
+    PriorSettings,
     SampleSettings,
     ScheduleSettings,
     Settings,
+    SharingSettings,
     SwarmSpec,
 )
 from ...peer import label as label_of
@@ -64,7 +66,7 @@ from ..graphs.swarm import PUSHES, SwarmGraph, print_graph_notes, swarm_graph
 
 DEFAULT_ENTRY = "gossamer.experiments.build:make_learner"
 """The entry point that builds the learner of a peer that a config describes."""
-COMPUTED = NeighbourSettings.model_fields.keys() | {"trust", "gain"}
+COMPUTED = NeighbourSettings.model_fields.keys() | {"trust", "gain", "prior"}
 """Settings that are computed here, not copied from the config."""
 
 
@@ -82,10 +84,12 @@ class SwarmLayout:
         require_push(config, source, "live peers", "run gossamer simulate")
         _check_auto_sharing(config, source)
         warn_unused_keys(config, "live", source)
-        if config.training.prior == "auto":
+        if config.training.prior == "auto" and (
+            config.training.proximal or config.fednp is not None
+        ):
             raise ConfigError(
-                f"{source}: key 'training.prior': \"auto\" needs the class counts of all peers, which live "
-                'peers do not send; "own" works, from each peer\'s own labels'
+                f"{source}: key 'training.prior': \"auto\" cannot be combined with training.proximal or "
+                'fednp, live; use "own", or leave them out'
             )
         self.config, self.source, self.swarm = config, source, swarm
         self._facts: dict[int, PeerFacts] = {}
@@ -150,6 +154,8 @@ class SwarmLayout:
         computed: dict[str, Any] = {
             "swarm": swarm_name(config),
             "trust": config.trust.kind,
+            # With "own", the learner is built with its prior.
+            "prior": "auto" if config.training.prior == "auto" else "none",
             "gain": float(index in choose_twins(config.gain, config.peers, config.seed)),
             "exchanges": self._exchanges,
             "neighbours": neighbours,
@@ -170,9 +176,10 @@ class SwarmLayout:
                 if key in from_config or value != Settings.model_fields[key].default
             },
         )
-        if config.sharing == "auto" and (contradiction := settings.contradiction()):
+        asks_all = config.sharing == "auto" or config.training.prior == "auto"
+        if asks_all and (contradiction := settings.contradiction()):
             raise ConfigError(f"{self.source}: {contradiction}")
-        config_json = json.dumps(without_networks(config).model_dump(mode="json"))
+        config_json = json.dumps(_for_one_peer(config).model_dump(mode="json"))
         network_file = trained_file(config, self.source, index)
         return PeerSpec(
             self.labels[index],
@@ -224,6 +231,16 @@ class SwarmLayout:
 def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "config") -> SwarmSpec:
     """Return the specification of a config's swarm; see `SwarmLayout.plan`."""
     return SwarmLayout(config, source, Swarm(config, source)).plan(folder, broker)
+
+
+def _for_one_peer(config: Config) -> Config:
+    """Return the config from which a process builds its own peer, without others' labels and networks."""
+    config = without_networks(config)
+    if config.training.prior != "auto":
+        return config
+    return config.model_copy(
+        update={"training": config.training.model_copy(update={"prior": "none"})}
+    )
 
 
 def _check_auto_sharing(config: Config, source: str) -> None:
@@ -363,6 +380,8 @@ SETTINGS_WITH_PEER_NAMES = ("expect", "neighbours", "sources", "turns", "servers
 
 class JoinConfig(
     ScheduleSettings,
+    SharingSettings,
+    PriorSettings,
     GossipSettings,
     LifecycleSettings,
     SampleSettings,

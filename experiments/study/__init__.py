@@ -191,6 +191,7 @@ def run_study(
             if records := runs.records():
                 files = _report(study, records, folder)
     console.print_written([path, *files])
+    console.offer_report(folder)
     return records, files
 
 

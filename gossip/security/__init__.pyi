@@ -37,8 +37,10 @@ from .members import Edition as Edition
 from .members import Member as Member
 from .members import Register as Register
 from .members import StatusHead as StatusHead
+from .members import SummaryHead as SummaryHead
 from .members import read_death as read_death
 from .members import read_published as read_published
 from .members import sign_card as sign_card
 from .members import sign_death as sign_death
 from .members import sign_status as sign_status
+from .members import sign_summary as sign_summary

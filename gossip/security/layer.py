@@ -38,6 +38,7 @@ from .identity import Identity, MisdatedCard, TrustError
 from .invitation import CLOCK_SKEW, Admission, Revocations, check, revocation_topic
 from .members import (
     MAX_ASKED,
+    SUMMARY_OVERHEAD,
     CardHead,
     EarlyStatuses,
     MisdatedCards,
@@ -45,9 +46,11 @@ from .members import (
     Register,
     ReplyMonitor,
     StatusHead,
+    SummaryHead,
     read_death,
     sign_card,
     sign_status,
+    sign_summary,
 )
 
 _log = logging.getLogger(__name__)
@@ -96,6 +99,8 @@ class NullSecurity:
         self.name = name
         self.overhead = 0
         """Bytes that sealing adds to a packet."""
+        self.statement_overhead = 0
+        """Bytes that signing adds to a summary, at most."""
         self.largest_list = 0
         """Size in bytes of the largest revocation list that a packet may contain."""
         self.counters: Counter[str] = Counter()
@@ -109,7 +114,7 @@ class NullSecurity:
         """Return the body unchanged."""
         return body
 
-    status = will = card
+    status = will = summary = card
 
     def receive(self, topic: str, payload: bytes) -> list[SecurityEvent]:
         """Return every card, status and death notice as an event."""
@@ -186,6 +191,7 @@ class SwarmSecurity:
     ) -> None:
         self.identity, self.swarm = identity, swarm
         self.name, self.overhead = identity.name, OVERHEAD
+        self.statement_overhead = SUMMARY_OVERHEAD
         self.largest_list = signed.MAX_BYTES
         self.counters: Counter[str] = Counter()
         self._admission, self._wall, self._clock = admission, wall, clock
@@ -215,8 +221,8 @@ class SwarmSecurity:
         self._key_generated = (wall(), clock())
         """When our exchange key was generated, by both clocks: the monotonic clock stands still while a
         device sleeps, the wall clock can be set."""
-        self._card_number = self._status_number = 0
-        """The numbers of our newest card and status."""
+        self._card_number = self._status_number = self._summary_number = 0
+        """The numbers of our newest card, status and summary."""
         self._issued: float | None = None
         """When our newest card was issued."""
         self._former_issued = float("-inf")
@@ -286,6 +292,12 @@ class SwarmSecurity:
                 invitation=self._admission.invitation, endorsement=self._admission.endorsement,
             )  # fmt: skip
         return sign_status(self.identity, self.swarm, head, body)
+
+    def summary(self, body: bytes) -> bytes:
+        """Return our signed summary, numbered above the previous one."""
+        self._summary_number += 1
+        head = SummaryHead(self._wall(), self.keyring.incarnation, self._summary_number)
+        return sign_summary(self.identity, self.swarm, head, body)
 
     def will(self, body: bytes) -> bytes:
         """Return our signed last will, which the broker publishes if our connection is lost."""

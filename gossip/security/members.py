@@ -120,6 +120,24 @@ class StatusHead:
     endorsement: signed.Data = b""
 
 
+@dataclass(frozen=True, slots=True)
+class SummaryHead:
+    """The fields in the head of a summary, which observers read. Numbers rise within an incarnation."""
+
+    issued: signed.Number
+    incarnation: Incarnation
+    number: signed.Count
+
+    @property
+    def edition(self) -> Edition:
+        """The edition of the summary."""
+        return Edition(self.issued, self.incarnation, self.number)
+
+
+SUMMARY_OVERHEAD: Final = 256
+"""Bytes that signing adds to a summary, at most."""
+
+
 class Register:
     """The members of a swarm. It checks what peers publish against the owner's key.
 
@@ -330,9 +348,10 @@ class Register:
 
 
 def read_published(
-    swarm: str, peer: str, kind: Literal["card", "status"], payload: bytes
+    swarm: str, peer: str, kind: Literal["card", "status", "summary"], payload: bytes
 ) -> tuple[dict[str, Any], bytes]:
-    """Return head and body of a card or status, if the key in its peer's name signed it; TrustError if not.
+    """Return head and body of a card, status or summary, if the key in its peer's name signed it; TrustError
+    if not.
 
     It does not check whether the peer is admitted, nor how old the statement is: `Register` does.
     """
@@ -350,7 +369,14 @@ def sign_status(identity: Identity, swarm: str, head: StatusHead, body: bytes) -
     return _sign(identity, topics.status(swarm, identity.name), head, body)
 
 
-def _sign(identity: Identity, topic: str, head: CardHead | StatusHead, body: bytes) -> bytes:
+def sign_summary(identity: Identity, swarm: str, head: SummaryHead, body: bytes) -> bytes:
+    """Return the signed summary, ready to publish."""
+    return _sign(identity, topics.summary(swarm, identity.name), head, body)
+
+
+def _sign(
+    identity: Identity, topic: str, head: CardHead | StatusHead | SummaryHead, body: bytes
+) -> bytes:
     fields = {"version": VERSION, "key": identity.public} | signed.head_of(head)
     return signed.sign(identity, topic, fields, body)
 

@@ -132,9 +132,9 @@ class SharingMember:
     def held_out_loss(self, values: np.ndarray) -> float:
         """Return the loss on held-out samples with other values than the present ones."""
         present, (inputs, labels) = self._values(), self._held_out
-        self._put(values)
+        self._put(slice(None), values)
         outputs = self.learner.network.module.eval()(inputs)
-        self._put(present)
+        self._put(slice(None), present)
         return float(self.learner.losses(outputs, labels).mean())
 
     def _holds_out(self, plan: Plan) -> bool:

@@ -306,7 +306,7 @@ def permissions(
     users = {
         peer: Permissions(
             read=(*topics("+", "card", "status", "death"), *topics(peer, "inbox/+"), revocations),
-            write=(*topics(peer, "card", "status", "metrics"), *topics("+", "inbox/+")),
+            write=(*topics(peer, "card", "status", "metrics", "summary"), *topics("+", "inbox/+")),
         )
         for peer in _names(peers)
     }
@@ -314,7 +314,8 @@ def permissions(
         read=(*topics("+", "card", "status"), revocations),
         write=(*topics("+", "death"), revocations),
     )
-    observing = Permissions(read=topics("+", "card", "status", "metrics"))
+    observed = topics("+", "card", "status", "metrics", "summary", "death")
+    observing = Permissions(read=(*observed, revocations))
     return users | dict.fromkeys(_names(observers), observing)
 
 
@@ -335,11 +336,11 @@ def write_rules(
     (`nats.conf`), and every user's password into `secrets/`; existing passwords are kept. Users have the full
     names of the peers (`label@id`). A peer may
 
-    - publish its own card, status and metrics, and none under another peer's name;
+    - publish its own card, status, metrics and summary, and none under another peer's name;
     - publish to every peer's inbox, for gossip (packets authenticate their sender themselves);
     - read all cards, statuses, death notices and revocations, and only its own inbox.
 
-    Only the owner may publish revocations and death notices. Observers may read cards, statuses and metrics.
+    Only the owner may publish revocations and death notices. Observers may read all of that except inboxes.
     The security of a swarm with trust does not depend on these rules: they keep faulty peers from publishing
     on each other's topics, and reduce traffic.
 

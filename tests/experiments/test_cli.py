@@ -83,7 +83,9 @@ def test_without_a_command_help_is_shown(gossamer: Run) -> None:
 def test_simulate_says_which_files_it_wrote(gossamer: Run) -> None:
     result = gossamer("simulate", "tiny.toml", "--networks")
     assert result.code == 0
-    written = [line.removeprefix("wrote ") for line in result.out.splitlines()]
+    *lines, offer = result.out.splitlines()
+    assert offer == "a page of these results: gossamer report results/tiny/001"
+    written = [line.removeprefix("wrote ") for line in lines]
     assert written == [
         f"results/tiny/001/{name}"
         for name in (

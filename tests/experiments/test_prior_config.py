@@ -163,11 +163,29 @@ def test_a_single_output_is_refused(how: str, tmp_path: Path) -> None:
         Swarm(config, source).member(0)
 
 
-def test_live_peers_refuse_auto_and_say_that_own_works(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"key 'training.prior': \"auto\" .* \"own\" works"
-    ) as one:
-        plan(parse_config(table("auto")), tmp_path, BROKER, "mine.toml")
+def test_live_peers_are_built_without_the_labels_of_others(tmp_path: Path) -> None:
+    """With "auto" they average what they need of others: the config of a process does not ask for it."""
+    spec = plan(parse_config(table("auto")), tmp_path, BROKER)
+    assert {peer.settings.prior for peer in spec.peers} == {"auto"}
+    learner = make_learner(**spec.peers[0].arguments)
+    assert isinstance(learner, SgdLearner)
+    assert learner.log_prior is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"gossip": {"compress": "int8"}}, "compressors distort class counts"),
+        ({"trust": {"kind": "swarm"}}, "do not know class counts"),
+        ({"trust": {"dp": {"clip": 1.0, "noise": 1.0}}}, "without noise"),
+        ({"training": {"prior": "auto", "proximal": 0.1}}, "training.proximal"),
+    ],
+)
+def test_live_peers_refuse_what_spoils_class_counts(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as one:
+        plan(parse_config(table("auto") | changes), tmp_path, BROKER, "mine.toml")
     assert "\n" not in str(one.value)
 
 

@@ -6,14 +6,27 @@ lost, repeated and reordered, processes crash and restart from what they saved.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gossamer.gossip import ONE, Ack, DictStore, Give, Gossiper, Message, RetryPolicy, RoundsMode
+from gossamer.gossip import (
+    ONE,
+    Ack,
+    DictStore,
+    Give,
+    Gossiper,
+    Message,
+    Mode,
+    RetryPolicy,
+    RoundsMode,
+    ServerMode,
+)
 
 PEERS = ("ann", "bob", "cas", "dan")
 VERSIONS = 4
@@ -155,14 +168,12 @@ TestChangingSwarm.settings = settings(
 )  # fmt: skip
 
 
-def pair(mode: bool = False) -> tuple[Gossiper, Gossiper]:
+def pair(mode: Callable[[str], Mode] | None = None) -> tuple[Gossiper, Gossiper]:
     """Two neighbours with one model each."""
     made = []
     for peer in ("ann", "bob"):
         store = DictStore({"old": np.array([1.0 if peer == "ann" else 3.0])})
-        gossiper = Gossiper(
-            peer, f"{peer}-1", store, retry=RETRY, mode=RoundsMode(1) if mode else None
-        )
+        gossiper = Gossiper(peer, f"{peer}-1", store, retry=RETRY, mode=mode and mode(peer))
         gossiper.inject("old", ONE)
         made.append(gossiper)
     ann, bob = made
@@ -207,15 +218,21 @@ def test_a_new_transfer_of_a_retired_model_goes_back_even_if_both_have_changed()
     assert not ann.ledger.open
 
 
-def test_rounds_go_on_with_the_models_that_are_left() -> None:
-    ann, bob = pair(mode=True)
-    assert isinstance(ann.mode, RoundsMode)
-    assert isinstance(bob.mode, RoundsMode)
+def through_servers(peer: str) -> ServerMode:
+    """The old model is averaged by ann, a new one by bob."""
+    return ServerMode(peer, {"old": "ann"}, lambda _: "bob")
+
+
+@pytest.mark.parametrize("mode", [lambda _: RoundsMode(1), through_servers])
+def test_rounds_go_on_with_the_models_that_are_left(mode: Callable[[str], Mode]) -> None:
+    ann, bob = pair(mode)
+    assert isinstance(ann.mode, RoundsMode | ServerMode)
+    assert isinstance(bob.mode, RoundsMode | ServerMode)
 
     def play(number: int) -> None:
         for peer in (ann, bob):
             peer.mode.begin_round(peer, number)
-        for _ in range(4):
+        for _ in range(6):
             for peer, other in ((ann, bob), (bob, ann)):
                 peer.tick(0.0)
                 for message in peer.poll():
@@ -227,10 +244,18 @@ def test_rounds_go_on_with_the_models_that_are_left() -> None:
     assert ann.value("old") == bob.value("old") == 2.0
     for peer, other in ((ann, bob), (bob, ann)):
         switch(peer)
+        assert peer.mode.finished(0), "a model that begins now is not part of a round that is over"
         peer.inject("new", ONE)
         peer.peer_online(other.peer, other.session, ["new"])
+    ann.set_value("new", np.array([1.0, 5.0]))
     play(1)
     assert ann.account("new").held == bob.account("new").held == ONE
+    assert np.array_equal(ann.value("new"), [4.0, 6.0])
+    assert np.array_equal(bob.value("new"), [4.0, 6.0])
+    again = mode("ann")
+    again.update_models(["new"])
+    again.restore(ann.mode.snapshot())
+    assert again.snapshot() == ann.mode.snapshot()
 
 
 def test_a_snapshot_keeps_what_is_left_of_retired_models() -> None:

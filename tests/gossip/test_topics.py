@@ -23,12 +23,13 @@ def test_parse_undoes_str_and_patterns_match(swarm, peer, vector):
         Topic(swarm, peer, "card"),
         Topic(swarm, peer, "status"),
         Topic(swarm, peer, "metrics"),
+        Topic(swarm, peer, "summary"),
         Topic(swarm, peer, "inbox", vector),
     ]:
         assert topics.parse(str(topic)) == topic
         assert topics.matches(topics.every(swarm, topic.kind), str(topic))
         assert topics.matches(topics.inboxes(swarm, peer), str(topic)) == (topic.kind == "inbox")
-        assert topics.is_retained_topic(str(topic)) == (topic.kind in ("card", "status"))
+        assert topics.is_retained_topic(str(topic)) == (topic.kind in ("card", "status", "summary"))
 
 
 @given(st.text(max_size=80))

@@ -87,6 +87,7 @@ class Member:
     named_boots: bool = True
     late: bool = False
     lease: float = 20.0
+    asleep: float = 0.0
     initial: float | None = None
     """Where its values begin, if not where the plan says."""
     lies: bool = False
@@ -884,7 +885,7 @@ class Stage:
         settings = Settings(
             swarm=SWARM, mode=plan.mode, rounds=plan.rounds, tick=0.25, lease=member.lease,
             settle_tolerance=1e-3, settle_timeout=15.0, start_timeout=120.0, leave_timeout=LEAVE_TIMEOUT,
-            save_every=3.0, test_every=4, silence=SILENCE,
+            save_every=3.0, test_every=4, silence=SILENCE, asleep=member.asleep,
             expect=() if plan.start == "none" else tuple(first),
             founder=True if plan.start == "founder" else None, replace=replaces or restarted,
             servers={

@@ -29,6 +29,7 @@ from gossamer.gossip import (
 )
 from gossamer.gossip.security import NullSecurity, SecurityLayer
 from gossamer.models import Metrics, SgdLearner
+from gossamer.peer.answers import NetworkFile
 from gossamer.peer.engine import Engine, InboundLimits, View
 from gossamer.peer.lifecycle import Peer, Report, State
 from gossamer.peer.link import Link
@@ -207,6 +208,7 @@ class Nest:
         samples: int = 1,
         checkpoint: Path | None = None,
         machine: Clocks | None = None,
+        network_file: NetworkFile | None = None,
         on_record: Callable[[dict[str, Any]], None] = lambda _: None,
         on_report: Callable[[Report], None] = lambda _: None,
     ) -> Life:
@@ -219,7 +221,7 @@ class Nest:
         peer = Peer(
             name, learner or make_learner(name), settings or self.settings, connect,
             samples=samples, checkpoint=checkpoint, seed=sum(name.encode()), machine=machine,
-            limits=self.limits, on_record=on_record, on_report=on_report,
+            limits=self.limits, network_file=network_file, on_record=on_record, on_report=on_report,
         )  # fmt: skip
         life = Life(peer, made)
         life.task = asyncio.create_task(peer.run(), name=name)

@@ -31,7 +31,10 @@ ANNA, BEN = (
 
 PATTERNS = [
     "#",
-    *(topics.every(SWARM, kind) for kind in ("card", "status", "metrics", "death", "inbox")),
+    *(
+        topics.every(SWARM, kind)
+        for kind in ("card", "status", "metrics", "summary", "death", "inbox")
+    ),
     *(topics.inboxes(SWARM, peer) for peer in (ANNA, BEN)),
     revocation_topic(SWARM),
 ]
@@ -132,11 +135,17 @@ def test_nobody_writes_under_anothers_name(broker, run):
                 topics.card(SWARM, BEN),
                 topics.status(SWARM, BEN),
                 topics.metrics(SWARM, BEN),
+                topics.summary(SWARM, BEN),
             ]
             foreign += [revocation_topic(SWARM), f"{topics.ROOT}/{SWARM}/other", "elsewhere"]
             return await heard(anna, watch, [*foreign, *own], [(anna, topic) for topic in own])
 
-    own = [topics.card(SWARM, ANNA), topics.status(SWARM, ANNA), topics.metrics(SWARM, ANNA)]
+    own = [
+        topics.card(SWARM, ANNA),
+        topics.status(SWARM, ANNA),
+        topics.metrics(SWARM, ANNA),
+        topics.summary(SWARM, ANNA),
+    ]
     assert run(scenario()) == set(own)
 
 

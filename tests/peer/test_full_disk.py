@@ -69,5 +69,5 @@ def test_without_room_for_its_network_a_peer_keeps_its_checkpoint(start, tmp_pat
     assert (tmp_path / "a.checkpoint").exists()
     assert start() == 0
     assert sorted(each.name for each in tmp_path.iterdir()) == [
-        "a.jsonl", "a.report.json", "a.safetensors",
+        "a.jsonl", "a.network.json", "a.report.json", "a.safetensors",
     ]  # fmt: skip

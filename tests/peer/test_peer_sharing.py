@@ -14,7 +14,7 @@ from papers_kit import Papers
 from peer_kit import Nest, begin, delivered, quick
 from waiting import until
 
-from gossamer.experiments.arena import Arena, AutoSharing, Gossip
+from gossamer.experiments.arena import Arena, AutoSharing, ExactMean, Gossip
 from gossamer.experiments.data import load
 from gossamer.gossip import ONE, ReleasePlan, topics
 from gossamer.gossip.security import Admission, SwarmSecurity, revocation_topic
@@ -145,24 +145,29 @@ def test_peers_that_trust_each_other_form_groups(run, tmp_path: Path) -> None:
     assert not any(cause.startswith(("guards", "too-large")) for cause in causes), causes
 
 
-def test_in_rounds_peers_decide_what_a_simulation_decides_at_the_same_rounds(run) -> None:
+@pytest.mark.parametrize("mode", ["rounds", "server"])
+def test_in_lockstep_peers_decide_what_a_simulation_decides_at_the_same_rounds(
+    run, mode: str
+) -> None:
     """The same networks, samples and graph: a live swarm in lockstep is the simulation, up to rounding."""
     graph, rounds = nx.circulant_graph(len(NAMES), [1, 2, 3]), 26
     simulated = [make(name) for name in NAMES]
     sharing = AutoSharing()
-    arena = Arena(simulated, mixing=Gossip(graph, exchanges=3), sharing=sharing)
+    mixing = Gossip(graph, exchanges=3) if mode == "rounds" else ExactMean()
+    arena = Arena(simulated, mixing=mixing, sharing=sharing)
     expected = list(arena.run(rounds))[-1]
     assert sharing.decisions
     learners = {name: make(name) for name in NAMES}
 
     async def scenario() -> list[Report]:
         settings = quick(
-            rounds=rounds, expect=NAMES, sharing="auto", mode="rounds", exchanges=3, lease=600.0
+            rounds=rounds, expect=NAMES, sharing="auto", mode=mode, exchanges=3, lease=600.0
         )
         nest = Nest(settings)
         for index, (name, learner) in enumerate(learners.items()):
             neighbours = tuple(NAMES[other] for other in graph[index])
-            nest.start(name, learner, settings.updated(neighbours=neighbours))
+            on_graph = {"neighbours": neighbours} if mode == "rounds" else {}
+            nest.start(name, learner, settings.updated(**on_graph))
         return await nest.all()
 
     reports = run(scenario())
@@ -355,13 +360,13 @@ def test_plans_of_strangers_and_of_revoked_members_are_ignored(run, tmp_path: Pa
 
 def test_what_auto_cannot_do_is_refused() -> None:
     for changes, reason in (
-        ({"mode": "server"}, 'use mode = "async" or "rounds"'),
         ({"compress": "int8"}, "leave compress out"),
         ({"dp": ReleasePlan(clip=1.0, noise=1.0)}, "leave dp out"),
         (
             {"private": {"global": 64.0}, "trust": "swarm", "mode": "rounds"},
             "without masks; leave private out",
         ),
+        ({"mode": "rounds", "sources": ("b",)}, "a graph without directions"),
     ):
         with pytest.raises(PeerError, match=reason):
             Engine("a", make("a"), quick(sharing="auto", **changes))

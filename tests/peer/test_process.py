@@ -87,7 +87,9 @@ def test_peers_of_one_process_leave_networks_metrics_and_reports(
     reports = run(run_process(ProcessSpec(address, str(tmp_path), peers)))
     assert [report.peer for report in reports] == ["a", "b"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        f"{name}.{what}" for name in names for what in ("jsonl", "report.json", "safetensors")
+        f"{name}.{what}"
+        for name in names
+        for what in ("jsonl", "network.json", "report.json", "safetensors")
     )
     for report in reports:
         saved = json.loads((tmp_path / f"{report.peer}.report.json").read_text())

@@ -1,0 +1,9 @@
+from .folders import RunFolder as RunFolder
+from .folders import read_folders as read_folders
+from .history import History as History
+from .history import Observation as Observation
+from .report import write_report as write_report
+from .server import PlaybackSource as PlaybackSource
+from .server import Source as Source
+from .server import is_loopback as is_loopback
+from .server import serve_page as serve_page

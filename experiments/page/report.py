@@ -1,0 +1,272 @@
+"""Makes a report: one HTML file, without anything from the network, about one or several results folders."""
+
+from __future__ import annotations
+
+import base64
+import statistics
+from collections.abc import Mapping, Sequence
+from html import escape
+from math import isfinite
+from pathlib import Path
+
+from bokeh.embed import file_html
+from bokeh.resources import INLINE
+
+from ..results import write_bytes
+from .document import TEMPLATE, Section, html_table, variables
+from .figures import COLOURS, INK, Model, Panels, bk, line_figure, line_legend
+from .folders import RunFolder, StudyFolder, read_folders
+from .history import History, natural
+
+MOST_ROWS = 16
+"""The most differences between configs that are shown without a click."""
+
+
+def write_report(paths: Sequence[Path], out: Path) -> list[str]:
+    """Write the report about results folders to a file; returns what a reader must know of them, in lines.
+
+    Raises ConfigError if a folder holds no results.
+    """
+    folders = read_folders(paths)
+    problems = [line for folder in folders for line in folder.problems]
+    title = " · ".join(dict.fromkeys(folder.name for folder in folders))
+    sections = list(_sections(folders, problems))
+    models = [model for section in sections for model in section.models.values()]
+    html = file_html(
+        models, INLINE, title=title, template=TEMPLATE, suppress_callback_warning=True,
+        template_variables=variables(_subtitle(folders), sections),
+    )  # fmt: skip
+    write_bytes(out, html.encode())
+    return problems
+
+
+def _subtitle(folders: Sequence[RunFolder | StudyFolder]) -> str:
+    commands = ", ".join(dict.fromkeys(f"gossamer {f.command}" for f in folders if f.command))
+    return f"a report of {len(folders)} run{'s' * (len(folders) > 1)}" + (
+        f" of {commands}" if commands else ""
+    )
+
+
+def _sections(folders: Sequence[RunFolder | StudyFolder], problems: Sequence[str]) -> list[Section]:
+    runs = [folder for folder in folders if isinstance(folder, RunFolder)]
+    histories = [run.history() for run in runs]
+    warning = "".join(f'<p class="problem">{escape(line)}</p>' for line in problems)
+    first = Section("", warning)
+    if len(folders) > 1:
+        first.html += "<h3>what differs between the runs</h3>" + _differences(folders)
+    if runs:
+        first.html += "<h3>accuracy at the end</h3>" + _outcomes(runs, histories)
+    if len(runs) > 1:
+        first.place({"compared": _compared(runs)})
+        first.roots["compared"] = "box wide"
+    sections = [first]
+    number = 0
+    for index, folder in enumerate(folders):
+        if isinstance(folder, StudyFolder):
+            sections.append(_study(folder, index))
+        else:
+            sections.append(_run(folder, histories[number], index))
+            number += 1
+    return sections
+
+
+# --- several runs ---------------------------------------------------------------------------------------
+
+
+def _differences(folders: Sequence[RunFolder | StudyFolder]) -> str:
+    """The keys of the configs whose values are not the same in all runs."""
+    keys = dict.fromkeys(key for folder in folders for key in folder.settings)
+    rows = [[key, *(folder.settings.get(key, "") for folder in folders)] for key in keys]
+    differing = [row for row in rows if len(set(row[1:])) > 1 and row[0] != "name"]
+    commands = ["command", *(folder.command for folder in folders)]
+    differing = [commands, *differing] if len(set(commands[1:])) > 1 else differing
+    if not differing:
+        return '<p class="note">nothing: the configs are the same</p>'
+    table = html_table(["key", *(folder.name for folder in folders)], differing)
+    if len(differing) <= MOST_ROWS:
+        return table
+    return f"<details><summary>{len(differing)} keys of the configs</summary>{table}</details>"
+
+
+def _outcomes(runs: Sequence[RunFolder], histories: Sequence[History]) -> str:
+    """One row for each run: mean, spread, worst peer and group, bytes and time."""
+    rows = []
+    for run, history in zip(runs, histories, strict=True):
+        values = history.accuracies()
+        if not values:
+            rows.append([run.name, len(history.peers), *[""] * 7])
+            continue
+        worst = min(values, key=lambda name: values[name])
+        groups = {name: curve.y[-1] for name, curve in history.groups.items() if curve.y}
+        lowest = min(groups, key=lambda name: groups[name])
+        rows.append(
+            [
+                run.name, f"{len(values)} of {len(history.peers)}",
+                f"{statistics.fmean(values.values()):.3f}",
+                f"{statistics.stdev(values.values()):.3f}" if len(values) > 1 else "",
+                f"{values[worst]:.3f} (peer {worst})", f"{max(values.values()):.3f}",
+                f"{groups[lowest]:.3f} ({lowest})" if len(groups) > 1 else "",
+                f"{_bytes(run, history) / 1e6:,.1f}" if _bytes(run, history) else "not counted",
+                f"{run.end:,.0f} {run.x_label}{'s' * (run.x_label == 'round')}",
+            ]
+        )  # fmt: skip
+    header = [
+        "run", "peers present", "mean", "sd over peers", "worst", "best", "worst group", "MB sent", "length",
+    ]  # fmt: skip
+    return html_table(header, rows)
+
+
+def _bytes(run: RunFolder, history: History) -> float:
+    """Bytes that all peers sent: counted live, or by the simulator's table of traffic."""
+    sent = sum(peer.bytes for peer in history.peers.values())
+    return sent or sum(float(row["bytes"]) for row in run.traffic)
+
+
+def _compared(runs: Sequence[RunFolder]) -> Model:
+    """The mean accuracy of all runs by round."""
+    lines = {run.name: (list(run.by_round), list(run.by_round.values())) for run in runs}
+    return _curve_figure("mean accuracy of all runs, by round", "round", lines, "run")
+
+
+def _curve_figure(
+    title: str,
+    x_label: str,
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    name: str,
+) -> Model:
+    plot = line_figure(title, 340, x_label)
+    source = bk.ColumnDataSource(
+        {
+            "xs": [x for x, _ in lines.values()], "ys": [y for _, y in lines.values()],
+            "name": list(lines), "colour": [COLOURS[i % len(COLOURS)] for i in range(len(lines))],
+        }
+    )  # fmt: skip
+    drawn = plot.multi_line("xs", "ys", source=source, line_color="colour", line_width=2.4)
+    plot.add_tools(bk.HoverTool(renderers=[drawn], tooltips=[(name, "@name")]))
+    plot.add_layout(
+        line_legend([bk.LegendItem(label={"field": "name"}, renderers=[drawn])]), "below"
+    )
+    return plot
+
+
+# --- one run --------------------------------------------------------------------------------------------
+
+
+def _run(run: RunFolder, history: History, index: int) -> Section:
+    section = Section(run.name)
+    section.place(Panels(history, history).roots, f"run{index}-")
+    section.after = _final_table(history) + _traffic(run) + _about(run)
+    return section
+
+
+def _final_table(history: History) -> str:
+    """By group (or task): how many peers, their mean, spread and worst peer."""
+    members: dict[str, dict[str, float]] = {}
+    for name, accuracy in history.accuracies().items():
+        members.setdefault(history.peers[name].group, {})[name] = accuracy
+    rows = []
+    for group, values in sorted(members.items(), key=lambda item: natural(item[0])):
+        worst = min(values, key=lambda name: values[name])
+        spread = f"{statistics.stdev(values.values()):.3f}" if len(values) > 1 else ""
+        mean = f"{statistics.fmean(values.values()):.3f}"
+        rows.append([group, len(values), mean, spread, f"{values[worst]:.3f}", worst])
+    header = ["task or group", "peers", "mean accuracy", "sd over peers", "worst", "worst peer"]
+    gains = [peer.gain for peer in history.peers.values() if isfinite(peer.gain)]
+    gain = (
+        f'<p class="note">gain over learning alone, by the {len(gains)} peers with a lone twin: '
+        f"{statistics.fmean(gains):+.3f} on average, {min(gains):+.3f} at the least</p>"
+        if gains
+        else ""
+    )
+    return f"<h3>accuracy at the end, by task or group</h3>{html_table(header, rows)}{gain}"
+
+
+def _traffic(run: RunFolder) -> str:
+    if not run.traffic:
+        return ""
+    header = list(run.traffic[0])
+    rows = [list(row.values()) for row in run.traffic]
+    return f"<h3>bytes per partial model</h3>{html_table(header, rows)}"
+
+
+def _about(folder: RunFolder | StudyFolder) -> str:
+    """Warnings, command, versions and the config."""
+    info, html = folder.info, ""
+    if warnings := info.get("warnings"):
+        html += "<h3>notes and warnings of the run</h3>"
+        html += "".join(f'<p class="note">{escape(str(line))}</p>' for line in warnings)
+    if folder.repeat:
+        html += f"<h3>the command that repeats it</h3><pre>{escape(folder.repeat)}</pre>"
+    versions = info.get("versions") or {}
+    facts = [f"{name} {version}" for name, version in versions.items()]
+    facts += [f"{word} {info[word]}" for word in ("started", "written") if info.get(word)]
+    html += f'<p class="note">{escape("; ".join([str(folder.path), *facts]))}</p>'
+    table = html_table(["key", "value"], folder.settings.items())
+    return f"{html}<details><summary>the whole config</summary>{table}</details>"
+
+
+# --- a study --------------------------------------------------------------------------------------------
+
+
+def _study(study: StudyFolder, index: int) -> Section:
+    section = Section(study.name)
+    figures: dict[str, Model] = {}
+    if study.curves:
+        figures["rounds"] = _method_curves(study, "round", "mean accuracy by round")
+        figures["bytes"] = _method_curves(study, "bytes", "mean accuracy by bytes sent, MB", 1e6)
+    elif study.outcomes:
+        figures["outcomes"] = _outcome_figure(study)
+    section.place(figures, f"study{index}-")
+    for name, (header, *rows) in study.tables.items():
+        title = "results" if name == "summary" else name
+        section.html += f"<h3>{escape(title)}</h3>{html_table(header, rows)}"
+    # What Bokeh draws above, the study's own picture need not show again.
+    for picture in () if figures else study.pictures:
+        data = base64.b64encode(picture.read_bytes()).decode()
+        section.after += (
+            f'<p><img alt="{escape(picture.stem)}" src="data:image/png;base64,{data}"></p>'
+        )
+    section.after += f'<p class="note">{len(study.records)} runs</p>' + _about(study)
+    return section
+
+
+def _method_curves(study: StudyFolder, x: str, title: str, unit: float = 1.0) -> Model:
+    """The mean over clients and seeds of each method."""
+    lines: dict[str, tuple[list[float], list[float]]] = {}
+    for method, curves in study.curves.items():
+        points = list(zip(*curves, strict=False))  # the same test of every seed
+        xs = [statistics.fmean(float(run[x]) for run in tests) / unit for tests in points]
+        ys = [
+            statistics.fmean(statistics.fmean(_accuracies(run)) for run in tests)
+            for tests in points
+        ]
+        lines[method] = xs, ys
+    return _curve_figure(title, "MB" if unit > 1 else x, lines, "method")
+
+
+def _accuracies(point: dict[str, object]) -> list[float]:
+    values = point["accuracy"]
+    return [float(v) for v in values] if isinstance(values, list) else [float(str(values))]
+
+
+def _outcome_figure(study: StudyFolder) -> Model:
+    """A dot for every run, in a row for each combination of settings."""
+    outcomes = study.outcomes
+    names = list(outcomes)
+    plot = line_figure(
+        "accuracy of every run, one dot per seed", 90 + 26 * len(names), "accuracy",
+        y_range=list(reversed(names)),
+    )  # fmt: skip
+    dots = [(name, value) for name, values in outcomes.items() for value in values]
+    source = bk.ColumnDataSource({"name": [n for n, _ in dots], "value": [v for _, v in dots]})
+    drawn = plot.scatter("value", "name", source=source, size=9, fill_alpha=0.6, color=COLOURS[0])
+    means = {name: statistics.fmean(values) for name, values in outcomes.items()}
+    plot.scatter(
+        list(means.values()), list(means), marker="dash", angle=1.5708, size=22, line_width=2.5,
+        color="#e0342b", legend_label="mean",
+    )  # fmt: skip
+    plot.legend.update(background_fill_alpha=0, label_text_color=INK, border_line_color=None)
+    plot.add_tools(
+        bk.HoverTool(renderers=[drawn], tooltips=[("", "@name"), ("accuracy", "@value{0.0000}")])
+    )
+    return plot

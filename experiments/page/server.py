@@ -1,0 +1,244 @@
+"""Serves a page about a swarm on this machine: a Bokeh server that only reads.
+
+A page polls its `Source` once a second and draws what has changed. Every browser window has its own figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from ipaddress import ip_address
+from time import monotonic
+from typing import Any, Protocol
+
+from bokeh.application import Application
+from bokeh.application.handlers.function import FunctionHandler
+from bokeh.document import Document
+from bokeh.server.auth_provider import AuthProvider
+from bokeh.server.server import Server
+from tornado.ioloop import IOLoop
+from tornado.web import RequestHandler
+
+from ..errors import ConfigError
+from .document import TEMPLATE, Section, variables
+from .figures import WIDGET_STYLE, Panels, bk
+from .folders import Playback, RunFolder
+from .history import History
+
+POLL_SECONDS = 1.0
+PLAY_SECONDS = 20.0
+"""How long the playback of a whole run takes."""
+REFUSED_LINE = (
+    "refused: open the address with the token that gossamer printed when it started this page\n"
+)
+
+
+class Source(Protocol):
+    """Where the history on a page comes from.
+
+    title, subtitle: the page's heading. controls: widgets above the figures, if any. whole: the history at
+    its end, if that is known.
+    """
+
+    title: str
+    subtitle: str
+    controls: Any
+    whole: History | None
+
+    @property
+    def history(self) -> History:
+        """What is known now."""
+        ...
+
+    def poll(self) -> str:
+        """Bring the history up to date; return a line for the reader about the source, often empty."""
+        ...
+
+
+class PlaybackSource:
+    """Plays a finished run in PLAY_SECONDS; a slider goes to any moment, a button stops and goes on."""
+
+    def __init__(self, run: RunFolder, clock: Callable[[], float] = monotonic):
+        self._run, self._clock = run, clock
+        self._playback = Playback(run)
+        self.whole: History | None = run.history()
+        self.title, self.subtitle = run.name, f"playback of {run.path}"
+        start, end = run.start, max(run.end, run.start + 1e-6)
+        self._speed = (end - start) / PLAY_SECONDS
+        self._position, self._polled = start, clock()
+        self._slider = bk.Slider(
+            start=start, end=end, value=start, step=(end - start) / 500, title=run.x_label,
+            format="0,0.0" if end - start < 100 else "0,0", sizing_mode="stretch_width",
+            stylesheets=[WIDGET_STYLE],
+        )  # fmt: skip
+        self._play = bk.Toggle(label="stop", active=True, width=80, stylesheets=[WIDGET_STYLE])
+        self._play.on_change("active", self._switch)
+        self._slider.on_change("value_throttled", self._move)
+        self.controls = [self._play, self._slider]
+        self._playback.advance(start)
+
+    @property
+    def history(self) -> History:
+        """The history at the present moment of the playback."""
+        return self._playback.history
+
+    def _switch(self, _attribute: str, _old: bool, playing: bool) -> None:
+        self._play.label = "stop" if playing else "play"
+        if playing and self._position >= self._run.end:
+            self._go_to(self._run.start)
+
+    def _move(self, _attribute: str, _old: float, position: float) -> None:
+        self._play.active = False
+        self._go_to(position)
+
+    def _go_to(self, position: float) -> None:
+        if position < self._position:
+            self._playback = Playback(self._run)
+        self._position = position
+        self._playback.advance(position)
+
+    def poll(self) -> str:
+        """Go on by the time that has passed."""
+        now = self._clock()
+        passed, self._polled = now - self._polled, now
+        if self._play.active:
+            self._go_to(min(self._position + passed * self._speed, self._run.end))
+            self._slider.value = self._position
+            self._play.active = self._position < self._run.end
+        return " ".join(self._run.problems)
+
+
+def build_page(doc: Any, source: Source) -> Callable[[], None]:
+    """Fill a Bokeh document with the page of a source; returns the function that brings it up to date."""
+    section = Section("")
+    note = bk.Div(stylesheets=[":host { color: var(--bad); }"], sizing_mode="stretch_width")
+    panels = Panels(source.history, source.whole)
+    top: dict[str, Any] = {"note": note}
+    if source.controls:
+        top["playback"] = bk.Row(children=source.controls, sizing_mode="stretch_width")
+    section.place(top)
+    section.roots |= dict.fromkeys(top, "bare wide")
+    section.place(panels.roots)
+    doc.title, doc.template = source.title, TEMPLATE
+    doc.template_variables.update(variables(source.subtitle, [section]))
+    for root in section.models.values():
+        doc.add_root(root)
+
+    def update() -> None:
+        note.text = source.poll()
+        panels.update(source.history)
+
+    update()
+    return update
+
+
+async def serve_page(
+    make_source: Callable[[], Source],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve pages until cancelled.
+
+    make_source: called for every browser window. port: 0 chooses a free one. token: what the address must
+        have to be answered; needed unless `host` is this machine's loopback. on_ready: called with the
+        address.
+    """
+    if token is None and not is_loopback(host):
+        raise ConfigError(f"--host {host}: others could read the page there; it needs a token")
+
+    def fill(doc: Document) -> None:
+        doc.add_periodic_callback(build_page(doc, make_source()), round(1000 * POLL_SECONDS))
+
+    options: dict[str, Any] = {}
+    if token is not None:
+        options |= {"auth_provider": _TokenAuth(token), "allow_websocket_origin": ["*"]}
+    try:
+        server = Server(
+            {"/": Application(FunctionHandler(fill))}, io_loop=IOLoop.current(), address=host,
+            port=port, **options,
+        )  # fmt: skip
+    except OSError as error:
+        raise ConfigError(
+            f"--port {port}: cannot listen on {host}: {error.strerror or error}; name another"
+        ) from None
+    server.start()
+    shown = f"[{host}]" if ":" in host else host
+    query = "" if token is None else f"?token={token}"
+    on_ready(f"http://{shown}:{server.port}/{query}")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        server.stop(wait=False)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _TokenAuth(AuthProvider):
+    """Lets in who names the token in the address; a cookie carries it to the page's websocket."""
+
+    COOKIE = "gossamer-page"
+
+    def __init__(self, token: str):
+        self._token = token
+        super().__init__()
+
+    @property
+    def get_user(self) -> Any:
+        """A function that returns None for a request without the token."""
+
+        def user(handler: RequestHandler) -> str | None:
+            named = handler.get_query_argument("token", "")
+            if hmac.compare_digest(named.encode(), self._token.encode()):
+                if handler.request.headers.get("Upgrade", "").lower() != "websocket":
+                    handler.set_cookie(self.COOKIE, named, httponly=True, samesite="Strict")
+                return "reader"
+            kept = handler.get_cookie(self.COOKIE, "") or ""
+            return "reader" if hmac.compare_digest(kept.encode(), self._token.encode()) else None
+
+        return user
+
+    @property
+    def get_user_async(self) -> None:
+        """None: `get_user` answers."""
+
+    @property
+    def login_url(self) -> str:
+        """Where requests without the token are sent."""
+        return "/refused"
+
+    @property
+    def get_login_url(self) -> None:
+        """None: `login_url` is fixed."""
+
+    @property
+    def login_handler(self) -> type[RequestHandler]:
+        """Answers with one line."""
+        return _Refused
+
+    @property
+    def logout_url(self) -> None:
+        """None: there is nothing to log out of."""
+
+    @property
+    def logout_handler(self) -> None:
+        """None: there is nothing to log out of."""
+
+
+class _Refused(RequestHandler):
+    """Says in one line that the token was missing or wrong."""
+
+    def get(self) -> None:
+        """Answer with 403."""
+        self.set_status(403)
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.finish(REFUSED_LINE)

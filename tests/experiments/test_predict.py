@@ -1,0 +1,110 @@
+"""`gossamer predict` as a person meets it: classes and scores of a written network, one line for mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_kit import Run, runs
+
+from gossamer.models import SgdLearner, SlicedNetwork, mlp
+from gossamer.peer import NetworkFile, about_path
+
+predict = runs("predict")
+
+ENTRY = f"{__name__}:make"
+ABOUT = {"peer": "ann", "swarm": "garden", "session": "s", "round": 7, "accuracy": 0.5}
+INPUTS = np.arange(12, dtype=np.float64).reshape(3, 4) / 5 - 1
+
+
+def make(seed: int, images: bool = False) -> SgdLearner:
+    """Return a learner of three classes; images: of inputs of 2 × 2 pixels."""
+    module = mlp("4=5=3", activation="relu", output="none")
+    if images:
+        module = torch.nn.Sequential(torch.nn.Flatten(), module)
+    network = SlicedNetwork(module, {}, peer="ann", rest="own", seed=seed)
+    shape = (2, 2, 2) if images else (2, 4)
+    return SgdLearner(network, *[(torch.zeros(shape), torch.zeros(2, dtype=torch.int64))] * 2)
+
+
+@pytest.fixture
+def learner(predict: Run) -> SgdLearner:
+    """A learner whose network is in ann.safetensors; the file says how to make it, with another seed."""
+    return written()
+
+
+def written(**arguments) -> SgdLearner:
+    learner = make(3, **arguments)
+    file = NetworkFile(Path("ann.safetensors"), 1.0, ENTRY, {"seed": 4, **arguments})
+    file.write(learner.network, 1e9, **ABOUT)
+    np.save("in.npy", INPUTS)
+    return learner
+
+
+def test_classes_and_scores_are_those_of_the_written_network(predict: Run, learner) -> None:
+    result = predict("ann.safetensors", "in.npy", "--json")
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    expected = torch.softmax(learner.network(torch.tensor(INPUTS, dtype=torch.float32)), 1)
+    assert [row["class"] for row in rows] == expected.argmax(1).tolist()
+    assert [row["score"] for row in rows] == pytest.approx(expected.amax(1).tolist())
+    assert {(row["file"], row["round"]) for row in rows} == {("in.npy", 7)}
+    plain = predict("ann.safetensors", "in.npy").out.splitlines()
+    assert plain[2] == f"in.npy:2: class {rows[2]['class']}, score {rows[2]['score']:.3f}"
+
+
+def test_all_kinds_of_files_give_the_same(predict: Run, learner) -> None:
+    np.savez("in.npz", x=INPUTS)
+    Path("in.csv").write_text("\n".join(",".join(map(str, row)) for row in INPUTS))
+    Path("titles.csv").write_text("a,b,c,d\n" + Path("in.csv").read_text())
+    files = ["in.npy", "in.npz", "in.csv", "titles.csv"]
+    lines = predict("ann.safetensors", *files).out.splitlines()
+    assert len(lines) == 12
+    assert {line.split(": ")[1] for line in lines[::3]} == {lines[0].split(": ")[1]}
+
+
+def test_rows_of_a_table_are_given_to_a_network_of_images(predict: Run) -> None:
+    written(images=True)
+    Path("in.csv").write_text("1,2,3,4\n")
+    assert predict("ann.safetensors", "in.csv").code == 0
+
+
+def test_the_file_beside_says_what_the_network_is(predict: Run, learner) -> None:
+    about = json.loads(about_path(Path("ann.safetensors")).read_text())
+    assert about == ABOUT | {
+        "time": "2001-09-09T01:46:40+00:00",
+        "schema": {"own": about["schema"]["own"]},
+        "entry": ENTRY,
+        "arguments": {"seed": 4},
+        "version": about["version"],
+        "format": "gossamer-network-1",
+    }
+
+
+def mistakes() -> dict[str, tuple[list[str], str]]:
+    return {
+        "no network": (["no.safetensors", "in.npy"], "no.safetensors: cannot be read"),
+        "not a network": (["in.npy", "in.npy"], "in.npy: is not a safetensors file"),
+        "no inputs": (["ann.safetensors", "no.npy"], "no.npy: cannot be read: No such file"),
+        "another ending": (["ann.safetensors", "in.txt"], "in.txt: inputs are read from .npy"),
+        "text": (["ann.safetensors", "text.csv"], "text.csv: cannot be read"),
+        "no array x": (["ann.safetensors", "y.npz"], "y.npz: has no array named x"),
+        "one dimension": (["ann.safetensors", "flat.npy"], "flat.npy: needs one row of numbers"),
+        "another width": (["ann.safetensors", "wide.npy"], "wide.npy: inputs of shape (9,) do not"),
+        "no such function": (["ann.safetensors", "in.npy", "--entry", "json:x"], "no function 'x'"),
+    }
+
+
+@pytest.mark.parametrize("mistake", mistakes())
+def test_a_mistake_is_one_line(mistake: str, predict: Run, learner) -> None:
+    np.savez("y.npz", y=INPUTS)
+    np.save("flat.npy", INPUTS[0])
+    np.save("wide.npy", np.zeros((2, 9)))
+    Path("text.csv").write_text("a,b\nc,d\n")
+    arguments, reason = mistakes()[mistake]
+    result = predict(*arguments)
+    assert result.code == 2
+    assert reason in result.err
+    assert len(result.err.splitlines()) == 1

@@ -1,0 +1,191 @@
+"""`gossamer report`: what results folders become, and what is said of folders that are not complete."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from page_kit import write_live, write_run
+
+from gossamer.experiments import ConfigError
+from gossamer.experiments.cli.app import main
+from gossamer.experiments.cli.page import require_bokeh
+from gossamer.experiments.page import History, Observation, read_folders, write_report
+from gossamer.experiments.page.history import MOST_POINTS, Curve, Event, group_peers
+
+
+def report(tmp_path: Path, *folders: Path) -> tuple[str, list[str]]:
+    out = tmp_path / "report.html"
+    problems = write_report(folders, out)
+    return out.read_text("utf-8"), problems
+
+
+def test_report_of_a_simulation(tmp_path: Path) -> None:
+    html, problems = report(tmp_path, write_run(tmp_path / "run", links=[["0", "1"], ["1", "2"]]))
+    assert not problems
+    assert "gossamer simulate garden.toml" in html
+    assert "python 3.11" in html
+    assert "trust is off: &lt;anyone&gt; may listen" in html
+    for text in ("swapped", "plain", "0.515", "0.500"):  # tasks, the mean, the worst peer
+        assert text in html
+
+
+def test_nothing_of_a_report_is_fetched(tmp_path: Path) -> None:
+    html, _ = report(tmp_path, write_run(tmp_path / "run"))
+    named: list[str] = []
+
+    class Addresses(HTMLParser):  # it does not look into scripts, which mention tags as text
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            named.extend(f"{tag} {value}" for name, value in attrs if name in ("src", "href"))
+
+    Addresses().feed(html)
+    assert named == ["link data:,"]
+
+
+def test_runs_side_by_side(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / "a", name="ring", topology="ring", seed=1),
+        write_run(tmp_path / "b", name="star", topology="star", seed=1, rounds=3),
+    ]
+    html, _ = report(tmp_path, *folders)
+    differing = html.partition("what differs between the runs")[2].partition("</table>")[0]
+    assert re.findall(r"<td>(\w+)</td>", differing) == ["topology", "ring", "star"]
+    assert "mean accuracy of all runs, by round" in html
+
+
+def test_live_run_shows_who_was_killed_and_who_left(tmp_path: Path) -> None:
+    (run,) = read_folders([write_live(tmp_path / "run")])
+    history = run.history()
+    states = {name: (peer.state, peer.reason) for name, peer in history.peers.items()}
+    assert states["0"][0] == states["3"][0] == "done"
+    assert states["1"] == ("dead", "peer 1 was killed by signal 9; it is not restarted")
+    assert states["2"] == ("left", "left: it was asked to leave")
+    assert set(history.accuracies()) == {"0", "3"}
+    assert history.links == {("0", "1"), ("1", "2"), ("2", "3")}
+    assert history.disagreement["global"].y[-1] == pytest.approx(0.1 / 6)
+    assert [event.kind for event in history.events].count("joined") == 4
+
+
+def test_history_up_to_a_moment(tmp_path: Path) -> None:
+    (run,) = read_folders([write_live(tmp_path / "run")])
+    history = run.history(until=2.0)
+    assert history.peers["1"].round == 3
+    assert not any(peer.gone for peer in history.peers.values())
+    assert history.mean.y[-1] == pytest.approx(0.6 + 0.015)
+
+
+def test_study_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / "run.json").write_text('{"command": "sweep", "key": "k", "finished": true}')
+    (folder / "summary.csv").write_text("rate,runs,mean\n0.1,2,0.55\n")
+    runs = [
+        {"settings": {"training.rate": 0.1, "seed": s}, "accuracy": 0.5 + s / 10} for s in (0, 1)
+    ]
+    (folder / "runs.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
+    html, problems = report(tmp_path, folder)
+    assert "accuracy of every run" in html
+    assert "0.55" in html
+    assert [("older version" in problem) for problem in problems] == [True]
+
+
+def test_methods_of_a_comparison_become_curves(tmp_path: Path) -> None:
+    folder = tmp_path / "compare"
+    folder.mkdir()
+    (folder / "run.json").write_text('{"command": "compare", "key": "k", "finished": true}')
+    curve = [{"round": r, "bytes": 100 * r, "seconds": r, "accuracy": [0.1, 0.3]} for r in (0, 1)]
+    record = {"method": "fedavg", "seed": 0, "bound": False, "curve": curve}
+    (folder / "runs.jsonl").write_text(json.dumps(record) + "\n")
+    html, _ = report(tmp_path, folder)
+    assert "mean accuracy by round" in html
+    assert "fedavg" in html
+
+
+def test_unfinished_run_is_drawn_and_named(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", finished=False)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 6, "peer": "0", "ta')  # killed while it wrote
+    html, problems = report(tmp_path, folder)
+    assert problems == [f"{folder}: the run was not finished; this is what it had written"]
+    assert "was not finished" in html
+
+
+def test_folder_of_an_older_version(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "run.json").write_text('{"command": "simulate", "key": null, "finished": true}')
+    (folder / "peers.json").unlink()
+    html, (problem,) = report(tmp_path, folder)
+    assert "older version" in problem
+    assert "swapped" in html
+
+
+@pytest.mark.parametrize("files", [[], ["notes.txt"], ["run.json"]])
+def test_folders_without_results_are_refused_in_one_line(tmp_path: Path, files: list[str]) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text("{}")
+    with pytest.raises(ConfigError, match=str(folder)) as refused:
+        write_report([folder], tmp_path / "report.html")
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ConfigError, match="no such folder"):
+        write_report([tmp_path / "elsewhere"], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_command_writes_beside_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run")
+    main_exit(["report", str(folder)])
+    assert f"wrote {folder / 'report.html'}" in capsys.readouterr().out.replace("\n", "")
+    assert (folder / "report.html").stat().st_size > 500_000
+
+
+def main_exit(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert not ended.value.code
+
+
+def test_missing_bokeh_names_the_extra() -> None:
+    with pytest.raises(ConfigError, match=r"gossamer\[page\]"):
+        require_bokeh(lambda name: None)
+
+
+def test_curves_stay_bounded_and_keep_their_ends() -> None:
+    curve = Curve()
+    for x in range(10 * MOST_POINTS):
+        curve.add(float(x), x / 2)
+        assert len(curve.x) <= MOST_POINTS
+        assert curve.x[-1] == x
+    assert curve.x[0] < 100
+    assert all(y == x / 2 for x, y in zip(curve.x, curve.y, strict=True))
+
+
+def test_mean_is_over_the_peers_that_take_part() -> None:
+    history = History("garden")
+    for name, accuracy in (("a", 0.2), ("b", 0.8)):
+        history.apply(Observation(name, 1.0, accuracy=accuracy, state="training", group=name))
+    history.sample(1.0)
+    history.add(Event(2.0, "left", "b", "was asked to leave"))
+    history.sample(2.0)
+    assert history.mean.y == [0.5, 0.2]
+    assert history.peers["b"].reason == "was asked to leave"
+    history.apply(Observation("b", 3.0, state="training"))
+    assert (history.peers["b"].state, history.peers["b"].reason) == ("training", "")
+
+
+def test_groups_are_tasks_or_semi_local_models() -> None:
+    names = ["a", "b", "c"]
+    own_tasks = {name: name for name in names}
+    models = {"a": ["global", "north"], "b": ["global", "north"], "c": ["global"]}
+    assert group_peers(own_tasks, models) == {"a": "north", "b": "north", "c": "no group"}
+    tasks = {"a": "x", "b": "x", "c": "y"}
+    assert group_peers(tasks, models) == tasks
+    assert set(group_peers(own_tasks, {name: ["global"] for name in names}).values()) == {
+        "all peers"
+    }

@@ -1,0 +1,172 @@
+"""A peer that learns for ever: its data change, it is killed, and its network answers all the time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+from peer_kit import Nest, held, injected, quick
+from waiting import until
+
+from gossamer.models import SgdLearner, SlicedNetwork, mlp
+from gossamer.peer import NetworkFile, about_path, read_about
+
+WINDOW = 120
+
+
+def untrained(name: str) -> SlicedNetwork:
+    return SlicedNetwork(mlp("4=12=2"), {"global": "4-12-2"}, peer=name, seed=0)
+
+
+def make(name: str) -> SgdLearner:
+    """A learner without samples: all of them come from its folder."""
+    none = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
+    return SgdLearner(untrained(name), none, none, local_samples=60, batch=5, rate=0.1)
+
+
+def samples(feature: int, seed: int, count: int = 60) -> tuple[np.ndarray, np.ndarray]:
+    """Samples whose class says whether one of the four inputs is positive."""
+    x = np.random.default_rng([feature, seed]).normal(size=(count, 4))
+    return x, (x[:, feature] > 0).astype(int)
+
+
+class Reader:
+    """Another program: it reads the written network again and again, and uses it."""
+
+    def __init__(self, path: Path) -> None:
+        self.network, self._path = untrained("reader"), path
+        self.reads, self.failures = 0, list[Exception]()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        network = untrained("thread")
+        while not self._ends.wait(0.002):
+            try:
+                network.load(self._path)
+                read_about(self._path)
+                assert torch.isfinite(network(torch.ones(1, 4))).all()
+                self.reads += 1
+            except Exception as error:
+                self.failures.append(error)
+
+    def accuracy(self, feature: int) -> float:
+        self.network.load(self._path)
+        x, y = samples(feature, seed=99, count=200)
+        classes = self.network(torch.tensor(x, dtype=torch.float32)).argmax(1)
+        return float((classes == torch.tensor(y)).double().mean())
+
+
+def test_data_change_three_times_and_the_peer_is_killed_twice(run, tmp_path):
+    settings = quick(rounds="forever", window=WINDOW, founder=True)
+    path = tmp_path / "a.safetensors"
+
+    def start(nest, name):
+        inbox = tmp_path / name
+        inbox.mkdir(exist_ok=True)
+        return nest.start(
+            name,
+            make(name),
+            settings.updated(samples_folder=str(inbox)),
+            checkpoint=tmp_path / f"{name}.checkpoint",
+            network_file=NetworkFile(tmp_path / f"{name}.safetensors", 0.01),
+        )
+
+    async def swarm():
+        nest = Nest(settings)
+        lives = {name: start(nest, name) for name in "ab"}
+        await until(path.exists)
+        with Reader(path) as reader:
+            for feature in range(4):
+                for name in "ab":
+                    for number in range(3):
+                        file = tmp_path / name / f"{feature}-{number}.npz"
+                        x, y = samples(feature, seed=10 * number + ord(name))
+                        with file.with_suffix(".part").open("wb") as part:
+                            np.savez(part, x=x, y=y)
+                        file.with_suffix(".part").replace(file)
+                if feature in (1, 2):
+                    before = lives["a"].view.round
+                    await lives["a"].crash()
+                    lives["a"] = start(nest, "a")
+                    await until(lambda r=before: lives["a"].peer.link and lives["a"].view.round > r)
+                await until(lambda f=feature: reader.accuracy(f) > 0.9, f"learning of {feature}")
+            answer = lives["a"].peer.predict(torch.tensor(samples(3, 5)[0], dtype=torch.float32))
+        for life in lives.values():
+            life.peer.leave()
+        reports = [await life.task for life in lives.values()]
+        return reader, answer, reports, lives
+
+    reader, answer, reports, lives = run(swarm())
+    assert reader.failures == []
+    assert reader.reads > 0
+    assert (answer.numpy() == samples(3, 5)[1]).mean() > 0.8
+    for life in lives.values():
+        assert len(life.peer.learner.samples[1]) == WINDOW
+    assert {report.ended for report in reports} == {"left"}
+    assert held(reports) == injected(reports)
+    assert "round" in about_path(path).read_text()
+
+
+def test_a_peer_that_was_told_to_leave_continues_where_it_was(run, tmp_path):
+    settings = quick(rounds="forever", founder=True)
+
+    async def twice():
+        records, reports = [], []
+        for _ in range(2):
+            nest, records = Nest(settings), []
+            life = nest.start("a", checkpoint=tmp_path / "a.checkpoint", on_record=records.append)
+            await until(lambda records=records: len(records) > 3)
+            life.peer.leave()
+            reports.append(await life.task)
+        return reports[0].rounds, records[0]["round"]
+
+    last, first = run(twice())
+    assert first == last + 1
+
+
+def test_answers_are_of_one_round_while_the_peer_learns(run):
+    """A network with one value everywhere: an answer from two rounds would mix two of them."""
+
+    class Counting(SgdLearner):
+        def train(self, steps):
+            with torch.no_grad():
+                self.network.flat.add_(1.0)
+            return super().train(steps)
+
+    none = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
+    network = SlicedNetwork(torch.nn.Linear(4, 2000), {}, peer="a", rest="own", seed=0)
+    network.flat.fill_(0.0)
+    learner = Counting(network, none, none)
+    seen = set()
+
+    async def alone():
+        nest = Nest(quick(rounds="forever", founder=True))
+        life = nest.start("a", learner)
+        ends = threading.Event()
+
+        def ask():
+            while not ends.wait(0.0005):
+                seen.add(tuple(torch.unique(life.peer.network(torch.ones(1, 4))).tolist()))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        await until(lambda: life.peer.link and life.view.round > 30)
+        ends.set()
+        thread.join()
+        life.peer.leave()
+        await life.task
+
+    run(alone())
+    assert len(seen) > 1
+    assert all(len(values) == 1 and values[0] % 5 == 0 for values in seen)
