@@ -266,8 +266,9 @@ class Engine:
         self.security: SecurityLayer = NullSecurity(name)
         self._schemas_ever: dict[str, str] = {}
         """Schema hashes of all partial models that this session has had."""
+        self._compression: Compression | None = None
         self._largest_size = 0
-        """Number of values of the largest partial model that this process has had."""
+        """Number of values of the largest partial model that this peer has had."""
         self._describe_models()
         self.bootstrap = Bootstrap(name, settings, self.store, learner, self.weight)
         self._rng = np.random.default_rng(seed)
@@ -287,6 +288,12 @@ class Engine:
     gossiper: Gossiper
     mode: PeerMode
 
+    @property
+    def compression(self) -> Compression:
+        """How the peer's messages are compressed."""
+        assert self._compression is not None
+        return self._compression
+
     def _describe_models(self) -> None:
         """Make everything that depends on which partial models there are, and on their sizes."""
         name, settings, store = self.name, self.settings, self.store
@@ -301,7 +308,11 @@ class Engine:
         """How many bytes of received packets may wait, and of which size."""
         self._reassembler = self.inbound_limits.make_reassembler()
         self._privacy = Privacy(name, settings, self.schemas)
-        self.compression = Compression(name, settings, self.schema_entries, sizes)
+        exact = store.extra.keys()  # a plan decides by small differences of what peers measure
+        if self._compression is None:
+            self._compression = Compression(name, settings, self.schema_entries, sizes, exact)
+        else:
+            self._compression.set_models(self.schema_entries, sizes, exact)
         self._dispatch = Dispatch(
             name, self._schemas_ever, settings.dtype, self.compression, self.security,
             self.limits.max_pieces,
@@ -469,7 +480,7 @@ class Engine:
             "mode": self.mode,
             "seed": self._rng,
             "retry": self.limits.retry,
-            "lossy": _as_float16 if self.settings.dtype == "float16" else None,
+            "lossy": self._as_float16 if self.settings.dtype == "float16" else None,
             "links": links,
         }
         if snapshot is None:
@@ -485,6 +496,11 @@ class Engine:
                 self.gossiper, self._guards, self.machine.monotonic,
                 comparable=lambda model: model not in self.store.extra,
             )  # fmt: skip
+
+    def _as_float16(self, model: str, value: Array) -> Array:
+        """Return a value as its receiver decodes it from float16."""
+        is_exact = self.compression.is_exact(model)
+        return value if is_exact else as_sent(value, sufficient_dtype(value, "float16"))
 
     # --- training and turns ---------------------------------------------------------------------
 
@@ -800,6 +816,7 @@ class Engine:
             "trust": self.security_memory(),
             "releases": self._privacy.count,
             "guards": self._guards.snapshot(self.machine.monotonic()) if self._guards else {},
+            **({} if self.sharing is None else {"largest_size": self._largest_size}),
             **({} if self._twin is None else {"twin": self._twin.state()}),
         }
 
@@ -817,6 +834,7 @@ class Engine:
             if self.sharing is not None:
                 self.sharing.restore(tree["sharing"])
                 self._schemas_ever = dict(tree["schemas_ever"])
+                self._largest_size = tree.get("largest_size", 0)
                 self._describe_models()
             self._saver.require_same_models(tree, self.schemas)
             self.network.flat.copy_(tree["network"])
@@ -1018,8 +1036,3 @@ def _make_mode(
         case "server":
             # A model without a server is local to this peer, which is then its own server.
             return ServerMode(name, {model: settings.servers.get(model, name) for model in models})
-
-
-def _as_float16(_model: str, value: Array) -> Array:
-    """Return a value as its receiver decodes it from float16."""
-    return as_sent(value, sufficient_dtype(value, "float16"))

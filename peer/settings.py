@@ -65,7 +65,10 @@ class SharingSettings(SettingsTable):
     while they learn which cells become each peer's own or are averaged in groups of peers: a change is made
     where it lowers the loss on training samples that are held out for a while. If there are `models`, only
     cells that all peers share can change. For four peers or more: in simulations in lockstep, and live in
-    the modes async and rounds, without `models`, compression, matching, trust and differential privacy."""
+    the modes async and rounds, without `models` and matching. Compression, `drift` and float16 are for the
+    partial models; what peers measure is sent exactly. Invitations name the models by patterns, as
+    `gossamer invite` says. Not with `private`: what one peer measures stands alone in the average, so masks
+    would not hide it. Not with `dp`: its noise is larger than the differences that decide."""
 
 
 class LifecycleSettings(SettingsTable):
@@ -270,8 +273,6 @@ class Settings(
             'sharing = "auto": a server is named for each partial model, and these names are made later; use '
             'mode = "async" or "rounds"':
                 auto and self.mode == "server",
-            'sharing = "auto": compressors need partial models that do not change; leave compress out':
-                auto and compress,
             'sharing = "auto": cells are matched by their partial model, which changes; leave matching out':
                 auto and bool(self.matching),
             'sharing = "auto": what peers measure would be sent without masks; leave private out':
