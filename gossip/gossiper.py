@@ -406,7 +406,7 @@ class Gossiper:
 
         None if the value is not finite.
         """
-        if plain or self.links.pipeline is None:
+        if plain or not self.links.compresses(model):
             value = self._balances.take(model, sum(shares.values()), self.lossy)
             return None if value is None else {p: (value, None, s) for p, s in shares.items()}
         return self._balances.take_packed(

@@ -86,11 +86,17 @@ class Drift:
         or by model name (models without one are always pushed). Raise it to save messages while values change
         little; if it is too high, peers learn from each other too late.
     traffic: where skipped messages are counted.
+    exempt: returns whether every push of a model is made.
     """
 
-    def __init__(self, bound: float | Mapping[str, float], traffic: Mapping[str, Traffic]) -> None:
+    def __init__(
+        self,
+        bound: float | Mapping[str, float],
+        traffic: Mapping[str, Traffic],
+        exempt: Callable[[str], bool] = lambda _model: False,
+    ) -> None:
         check_drift(bound)
-        self._bound, self._traffic = bound, traffic
+        self._bound, self._traffic, self._exempt = bound, traffic, exempt
         self._last: dict[str, Array] = {}
 
     def skips(self, model: str, value: Array, messages: int) -> bool:
@@ -99,7 +105,7 @@ class Drift:
         Otherwise remember its value as pushed and return False.
         """
         bound = self._bound.get(model, 0.0) if isinstance(self._bound, Mapping) else self._bound
-        if bound <= 0:
+        if bound <= 0 or self._exempt(model):
             return False
         last = self._last.get(model)
         if last is not None:

@@ -1,3 +1,6 @@
+from .address import BrokerAddress as BrokerAddress
+from .address import mqtt_connect as mqtt_connect
+from .address import mqtt_transport as mqtt_transport
 from .answers import About as About
 from .answers import NetworkCopy as NetworkCopy
 from .answers import NetworkFile as NetworkFile
@@ -56,11 +59,11 @@ from .presence import LEASE_MARGIN as LEASE_MARGIN
 from .presence import Online as Online
 from .presence import Roster as Roster
 from .presence import Status as Status
-from .process import BrokerAddress as BrokerAddress
+from .problems import Problem as Problem
+from .problems import duration as duration
+from .problems import find_problems as find_problems
 from .process import PeerSpec as PeerSpec
 from .process import ProcessSpec as ProcessSpec
-from .process import mqtt_connect as mqtt_connect
-from .process import mqtt_transport as mqtt_transport
 from .process import run_guarded as run_guarded
 from .records import RecordFile as RecordFile
 from .records import is_record as is_record

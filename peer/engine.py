@@ -295,8 +295,9 @@ class Engine:
         self.security: SecurityLayer = NullSecurity(name)
         self._schemas_ever: dict[str, str] = {}
         """Schema hashes of all partial models that this session has had."""
+        self._compression: Compression | None = None
         self._largest_size = 0
-        """Number of values of the largest partial model that this process has had."""
+        """Number of values of the largest partial model that this peer has had."""
         self._describe_models()
         self.journal = Journal(name, self.machine.wall)
         """What happened to the peer lately, in this process."""
@@ -318,6 +319,12 @@ class Engine:
     gossiper: Gossiper
     mode: PeerMode
 
+    @property
+    def compression(self) -> Compression:
+        """How the peer's messages are compressed."""
+        assert self._compression is not None
+        return self._compression
+
     def _describe_models(self) -> None:
         """Make everything that depends on which partial models there are, and on their sizes."""
         name, settings, store = self.name, self.settings, self.store
@@ -332,7 +339,11 @@ class Engine:
         """How many bytes of received packets may wait, and of which size."""
         self._reassembler = self.inbound_limits.make_reassembler()
         self._privacy = Privacy(name, settings, self.schemas)
-        self.compression = Compression(name, settings, self.schema_entries, sizes)
+        exact = store.extra.keys()  # a plan decides by small differences of what peers measure
+        if self._compression is None:
+            self._compression = Compression(name, settings, self.schema_entries, sizes, exact)
+        else:
+            self._compression.set_models(self.schema_entries, sizes, exact)
         self._dispatch = Dispatch(
             name, self._schemas_ever, settings.dtype, self.compression, self.security,
             self.limits.max_pieces,
@@ -528,7 +539,7 @@ class Engine:
             "mode": self.mode,
             "seed": self._rng,
             "retry": self.limits.retry,
-            "lossy": _as_float16 if self.settings.dtype == "float16" else None,
+            "lossy": self._as_float16 if self.settings.dtype == "float16" else None,
             "links": links,
         }
         if snapshot is None:
@@ -552,6 +563,11 @@ class Engine:
         if model in self.store.extra:
             return first_of({*self.settings.expect, self.name})
         return self.settings.servers.get(model, self.name)
+
+    def _as_float16(self, model: str, value: Array) -> Array:
+        """Return a value as its receiver decodes it from float16."""
+        is_exact = self.compression.is_exact(model)
+        return value if is_exact else as_sent(value, sufficient_dtype(value, "float16"))
 
     # --- training and turns ---------------------------------------------------------------------
 
@@ -891,6 +907,7 @@ class Engine:
             "trust": self.security_memory(),
             "releases": self._privacy.count,
             "guards": self._guards.snapshot(self.machine.monotonic()) if self._guards else {},
+            **({} if self.sharing is None else {"largest_size": self._largest_size}),
             **({} if self._twin is None else {"twin": self._twin.state()}),
         }
 
@@ -908,6 +925,7 @@ class Engine:
             if self.sharing is not None:
                 self.sharing.restore(tree["sharing"])
                 self._schemas_ever = dict(tree["schemas_ever"])
+                self._largest_size = tree.get("largest_size", 0)
                 self._describe_models()
             if self._prior is not None:
                 self._prior.restore(tree.get("prior"))
@@ -1127,8 +1145,3 @@ def _make_mode(
             return RoundsMode(settings.exchanges, sources=sources)
         case "server":
             return ServerMode(name, {model: server_of(model) for model in models}, server_of)
-
-
-def _as_float16(_model: str, value: Array) -> Array:
-    """Return a value as its receiver decodes it from float16."""
-    return as_sent(value, sufficient_dtype(value, "float16"))

@@ -567,7 +567,12 @@ class Observer:
                 while before != self._received and not self._task.done():
                     before = self._received
                     await asyncio.sleep(quiet)
-        self._raise_error()
+        self.check()
+
+    def check(self) -> None:
+        """Raise the error of the connection if it has failed and is not tried again."""
+        if self._error is not None:
+            raise self._error
 
     def __aiter__(self) -> AsyncIterator[Change]:
         return self._iterate()
@@ -577,13 +582,9 @@ class Observer:
         while True:
             change = await self._changes.get()
             if change is None:
-                self._raise_error()
+                self.check()
                 return
             yield change
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
 
     async def _receive(self) -> None:
         try:

@@ -130,6 +130,7 @@ class Compression:
     """Compression of a peer's messages, and the rule by which it skips messages with little change (drift).
 
     entries: per partial model, its parameters; see schema_entries. sizes: its number of values.
+    exact: models of which every push is made, at full precision.
     """
 
     def __init__(
@@ -138,26 +139,36 @@ class Compression:
         settings: Settings,
         entries: Mapping[str, Sequence[SchemaEntry]],
         sizes: Mapping[str, int],
+        exact: Collection[str] = (),
     ) -> None:
         self._settings = settings
-        shapes = {model: blocks(each) for model, each in entries.items()}
-        # Leave out models whose parameters' shapes do not add up to the number of values.
-        shapes = {
-            model: each
-            for model, each in shapes.items()
-            if sum(math.prod(shape) for shape in each) == sizes[model]
-        }
         with peer_errors(name):
             pipeline = None if settings.compress is None else parse(settings.compress)
+            shapes = _shapes(entries, sizes)
             if pipeline is not None and shapes:
                 _require_one_fit(pipeline.check_shapes, shapes)
-            self.links = Links(pipeline, shapes)
+            self.links = Links(pipeline)
+            self.set_models(entries, sizes, exact)
             self.drift()
+
+    def set_models(
+        self,
+        entries: Mapping[str, Sequence[SchemaEntry]],
+        sizes: Mapping[str, int],
+        exact: Collection[str] = (),
+    ) -> None:
+        """Compress these partial models from now on, except those of `exact`."""
+        self._exact = frozenset(exact)
+        self.links.set_models(_shapes(entries, sizes), exact)
+
+    def is_exact(self, model: str) -> bool:
+        """Return whether every push of a model is made, at full precision."""
+        return model in self._exact
 
     def drift(self) -> Drift | None:
         """Return a new drift rule, which skips pushes of models that have changed little; None if not set."""
         bound = self._settings.drift
-        return None if bound is None else Drift(bound, self.links.traffic)
+        return None if bound is None else Drift(bound, self.links.traffic, self.is_exact)
 
     def sent(self, message: Message, buffers: Sequence[Buffer]) -> None:
         """Count the bytes of a compressed message that is sent."""
@@ -185,6 +196,18 @@ class Compression:
             },
             "skipped": sum(each.skipped for each in traffic.values()),
         }
+
+
+def _shapes(
+    entries: Mapping[str, Sequence[SchemaEntry]], sizes: Mapping[str, int]
+) -> dict[str, Shapes]:
+    """Return the shapes of all models whose parameters' shapes add up to their number of values."""
+    shapes = {model: blocks(each) for model, each in entries.items()}
+    return {
+        model: each
+        for model, each in shapes.items()
+        if sum(math.prod(shape) for shape in each) == sizes[model]
+    }
 
 
 def blocks(entries: Sequence[SchemaEntry]) -> Shapes:
@@ -332,7 +355,9 @@ class Dispatch:
         """Return the dtype of a message's values: wider than usual only if they would overflow."""
         if not isinstance(message, Give) or message.packed is not None:
             return self._dtype
-        return sufficient_dtype(message.value, self._dtype)
+        exact = self._compression.is_exact(message.model)
+        dtype: WireDtype = "float32" if exact and self._dtype == "float16" else self._dtype
+        return sufficient_dtype(message.value, dtype)
 
     def _seal(self, message: Message, packets: Iterator[Payload]) -> list[bytes] | None:
         """Return a message's packets, encrypted for its receiver; None if that is not possible now."""

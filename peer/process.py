@@ -19,24 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from gossamer.entry import call_entry
 from gossamer.errors import GossamerError
 from gossamer.files import write_atomically
 
-from ..gossip import (
-    Hook,
-    LinkSettings,
-    MqttOptions,
-    MqttTransport,
-    TlsFiles,
-    Transport,
-    Will,
-    topics,
-)
 from ..models import Learner
+from .address import BrokerAddress, mqtt_connect
 from .answers import NetworkFile
 from .bootstrap import load_trained
 from .exits import ExitCode, PeerError, first_error, stop_signals
@@ -51,33 +42,6 @@ _log = logging.getLogger(__name__)
 WITH_PARENT = "--with-parent"
 """Option of the command line: the peers leave at end of file on standard input. Do not use it for peers
 that a person or an init system starts: their standard input may be closed from the start."""
-
-ECHO = "@echo"
-"""The inbox for the transport's own echo messages; no partial model can have this name."""
-
-
-class BrokerAddress(MqttOptions):
-    """The URL of a broker, our credentials, and the options of the connection."""
-
-    url: str
-    """The URL of the broker, which starts with mqtt://, mqtts://, ws:// or wss://."""
-    ca: str | None = None
-    """File with the certificate of the CA that signed the broker's certificate."""
-    certificate: str | None = None
-    """File with our own certificate, if the broker requires one."""
-    key: str | None = None
-    """File with the private key of our own certificate."""
-    password: str | None = Field(default=None, repr=False)
-    """Password of the user in the URL, if the URL does not contain it."""
-
-    def __init__(self, url: str, **options: Any) -> None:
-        super().__init__(**{"url": url, **options})
-
-    def with_defaults(self, link: LinkSettings) -> BrokerAddress:
-        """Return a copy with the settings that were set explicitly in `link` but not in this object."""
-        from_link = link.model_fields_set & LinkSettings.model_fields.keys()
-        missing = from_link - self.model_fields_set
-        return self.updated(**{key: getattr(link, key) for key in missing})
 
 
 @dataclass(frozen=True)
@@ -132,35 +96,6 @@ class ProcessSpec:
             first = error.errors(include_input=False, include_url=False)[0]
             key = ".".join(map(str, first["loc"])) or "the file"
             raise PeerError(f"{path}: not the spec of a process: {key}: {first['msg']}") from None
-
-
-def mqtt_connect(broker: BrokerAddress) -> Connect:
-    """Return a function that makes a transport to this broker for a peer, with an echo topic of its own."""
-
-    def connect(client_id: str, will: Will, on_connect: Hook) -> Transport:
-        status_topic = topics.parse(will.topic)
-        echo = topics.inbox(status_topic.swarm, status_topic.peer, ECHO)
-        return mqtt_transport(broker, client_id, will=will, on_connect=on_connect, echo=echo)
-
-    return connect
-
-
-def mqtt_transport(
-    broker: BrokerAddress,
-    client_id: str,
-    *,
-    will: Will | None = None,
-    on_connect: Hook | None = None,
-    echo: str | None = None,
-) -> MqttTransport:
-    """Return a transport to this broker, not connected yet; see MqttTransport."""
-    tls = None
-    if broker.ca or broker.certificate:
-        tls = TlsFiles(_path(broker.ca), _path(broker.certificate), _path(broker.key))
-    return MqttTransport(
-        broker.url, client_id, password=broker.password,
-        will=will, tls=tls, options=broker, on_connect=on_connect, echo=echo,
-    )  # fmt: skip
 
 
 def certificate_ends(broker: BrokerAddress) -> dict[str, float]:
@@ -358,7 +293,3 @@ def _follow_parent(descriptor: int, leaving: asyncio.Event) -> None:
 async def _leave_when(leaving: asyncio.Event, peer: Peer) -> None:
     await leaving.wait()
     peer.leave("it was told to stop")
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)

@@ -82,8 +82,11 @@ class SharingSettings(SettingsTable):
     where it lowers the loss on training samples that are held out for a while. If there are `models`, only
     cells that all peers share can change. On a graph, cells that all peers share are averaged over its links;
     the members of a group that formed itself average among each other, as if they were all neighbours. For
-    four peers or more: in simulations in lockstep, and live, without `models`, compression, matching, trust
-    and differential privacy."""
+    four peers or more: in simulations in lockstep, and live, without `models` and matching. Compression,
+    `drift` and float16 are for the partial models; what peers measure is sent exactly. Invitations name the
+    models by patterns, as `gossamer invite` says. Not with `private`: what one peer measures stands alone in
+    the average, so masks would not hide it. Not with `dp`: its noise is larger than the differences that
+    decide."""
 
 
 class PriorSettings(SettingsTable):
@@ -331,8 +334,6 @@ class Settings(
             'sharing = "auto": rounds of groups that form later need a graph without directions; use mode = '
             '"async" or "server"':
                 auto and self.mode == "rounds" and self.sources is not None,
-            'sharing = "auto": compressors need partial models that do not change; leave compress out':
-                auto and compress,
             'sharing = "auto": cells are matched by their partial model, which changes; leave matching out':
                 auto and bool(self.matching),
             'sharing = "auto": what peers measure would be sent without masks; leave private out':

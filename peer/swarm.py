@@ -15,9 +15,10 @@ from pathlib import Path
 
 from ..gossip import Transport, TransportError, topics
 from ..gossip.security import Death, Identity, TrustError, sign_death
+from .address import BrokerAddress, mqtt_transport
 from .exits import ExitCode, PeerError
 from .lifecycle import Record
-from .process import WITH_PARENT, BrokerAddress, PeerSpec, ProcessSpec, mqtt_transport
+from .process import WITH_PARENT, PeerSpec, ProcessSpec
 from .records import label, read_record
 
 _log = logging.getLogger(__name__)

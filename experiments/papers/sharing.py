@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from ...models import (
     Start,
     discover,
     norm_layers,
+    resnet,
     seeded_rng,
 )
 from ...models.sharing import NORM_PARTS, OWN, Assignment, AutoOptions
@@ -47,6 +48,7 @@ TEST_SAMPLES = 500
 FIXED = ("local", "all shared", "outputs own", "norms own", "80 % of cells")
 BY_HAND, AUTO = "by hand", "auto"
 Labels = tuple[int, ...]
+NetworkName = Literal["perceptron", "normed perceptron", "resnet"]
 
 
 @dataclass(eq=False)
@@ -78,7 +80,7 @@ class Benchmark:
     by_hand: tuple[str, ...] = ()
     samples: int = 400
     rounds: int = 30
-    batch_norm: bool = False
+    network: NetworkName = "perceptron"
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,16 @@ def inverted(seed: int, samples: int, quick: bool) -> Swarm:
     return replace(swarm, groups=tuple(peer % 2 for peer in range(PEERS)))
 
 
+def inverted_images(seed: int, samples: int, quick: bool) -> Swarm:
+    """The same, with samples that are images still."""
+    swarm = inverted(seed, samples, quick)
+    side = round(swarm.train[0][0].shape[1] ** 0.5)
+    train, test = (
+        [(x.view(-1, 1, side, side), y) for x, y in peers] for peers in (swarm.train, swarm.test)
+    )
+    return replace(swarm, train=train, test=test)
+
+
 def _by_group(name: str, seed: int, samples: int) -> Swarm:
     """Give every peer the samples of one group (a writer or a person) of a data set."""
     data = load_once(name)
@@ -244,11 +256,14 @@ BENCHMARKS = {
         Benchmark("c, 1600 samples", "no difference, 1600 samples each", equal_tasks, samples=1600),
         Benchmark("d", "3 groups of permuted labels", three_tasks, ("outputs",)),
         Benchmark("e", "class shares from Dirichlet(0.3)", skewed_classes, ("outputs",)),
-        Benchmark("f", "persons of HAPT", persons, ("norms",), 120, 90, True),
+        Benchmark("f", "persons of HAPT", persons, ("norms",), 120, 90, "normed perceptron"),
         Benchmark("gp", "pen digits by writer", writers, ("outputs",), 100),
-        Benchmark("h", "inputs rotated by 22.5° · i", rotated, ("input", "norms"), batch_norm=True),
+        Benchmark("h", "inputs rotated by 22.5° · i", rotated, ("input", "norms"),
+                  network="normed perceptron"),
         Benchmark("hi", "inputs inverted for every second", inverted, ("input", "norms"),
-                  batch_norm=True),
+                  network="normed perceptron"),
+        Benchmark("hi, deep", "inputs inverted for every second, ResNet", inverted_images,
+                  ("input", "norms"), network="resnet"),
         Benchmark("drift", "8 and 9 swapped for 7 from round 15 on", later_swapped, ("outputs",),
                   rounds=45),
     )
@@ -263,7 +278,7 @@ def run_cell(cell: Cell, job: Job) -> Record:
     benchmark = BENCHMARKS[cell.benchmark]
     seed = cell.seed if cell.quick else FIRST_SEED + cell.seed
     swarm = benchmark.make(seed, benchmark.samples, cell.quick)
-    learners = make_learners(swarm, benchmark.batch_norm, seed)
+    learners = make_learners(swarm, benchmark.network, seed)
     sharing = AutoSharing(cell.options, seed=seed) if cell.line == AUTO else None
     if sharing is None:
         networks = [learner.network for learner in learners]
@@ -288,15 +303,15 @@ def run_cell(cell: Cell, job: Job) -> Record:
     }  # fmt: skip
 
 
-def make_learners(swarm: Swarm, batch_norm: bool, seed: int) -> list[SgdLearner]:
-    """Return a learner for every peer: a perceptron with two hidden layers, the same values on all peers."""
+def make_learners(swarm: Swarm, network: NetworkName, seed: int) -> list[SgdLearner]:
+    """Return a learner for every peer, the same initial values on all."""
     inputs = swarm.train[0][0]
     classes = 1 + max(int(y.max()) for _, y in (*swarm.train, *swarm.test))
-    anatomy = discover(_perceptron(inputs.shape[1], classes, batch_norm), inputs[:2])
+    anatomy = discover(_module(network, inputs.shape[1], classes), inputs[:2])
     return [
         SgdLearner(
             SlicedNetwork(
-                _perceptron(inputs.shape[1], classes, batch_norm), {"global": 1.0},
+                _module(network, inputs.shape[1], classes), {"global": 1.0},
                 anatomy=anatomy, peer=f"peer{peer}", rest=None, seed=seed, start=Start(gain=2**0.5),
             ),
             train, test, local_samples=LOCAL_SAMPLES, batch=BATCH, rate=RATE,
@@ -306,12 +321,15 @@ def make_learners(swarm: Swarm, batch_norm: bool, seed: int) -> list[SgdLearner]
     ]  # fmt: skip
 
 
-def _perceptron(inputs: int, classes: int, batch_norm: bool) -> nn.Sequential:
+def _module(network: NetworkName, inputs: int, classes: int) -> nn.Sequential:
+    """Return a perceptron with two hidden layers, or a ResNet with ten parts, two of which are its norms."""
+    if network == "resnet":
+        return resnet(inputs, classes, widths=(6, 8, 12))
     layers: list[nn.Module] = []
     for cells, width in ((inputs, 60), (60, 30)):
         layers += [
             nn.Linear(cells, width),
-            *([nn.BatchNorm1d(width)] if batch_norm else []),
+            *([nn.BatchNorm1d(width)] if network == "normed perceptron" else []),
             nn.ReLU(),
         ]
     return nn.Sequential(*layers, nn.Linear(30, classes))
@@ -381,7 +399,7 @@ def auto(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
         for benchmark in BENCHMARKS.values()
         if not quick or benchmark.name in QUICK
         for scheme in (*FIXED, BY_HAND, AUTO)
-        if scheme != "norms own" or benchmark.batch_norm
+        if scheme != "norms own" or benchmark.network != "perceptron"
     ]  # fmt: skip
     return Study(
         entry.name, cells, EachCell(run_cell), table, draw,
@@ -395,7 +413,8 @@ NOTE = (
     "best fixed: of local, all shared, outputs own, norms own and 80 % of cells, the scheme with the best "
     "mean over the seeds. auto − best: mean over seeds, and how many seeds are above. Rand: adjusted Rand "
     "index of the groups that auto found, mean over seeds. 16 peers with perceptrons of 60 and 30 hidden "
-    "cells, exact averages after every 160 samples, plain SGD; accuracy is the mean of the last 5 rounds."
+    "cells (deep: a ResNet of ten parts), exact averages after every 160 samples, plain SGD; accuracy is the "
+    "mean of the last 5 rounds."
 )
 
 

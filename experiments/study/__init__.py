@@ -276,10 +276,14 @@ def _in_parallel(
     """Yield the records of each batch when it is finished; closing the generator cancels the others."""
     import joblib
 
-    options: dict[str, Any] = {"batch_size": 1, "max_nbytes": None}
-    options |= {"initializer": _prepare_worker, "initargs": (os.getpid(),)}
-    parallel = joblib.Parallel(workers, return_as="generator_unordered", **options)
-    with _ignored_interrupts():
+    # One torch thread in each worker, since there is a worker per core.
+    processes = joblib.parallel_config(
+        "loky", inner_max_num_threads=1, initializer=_prepare_worker, initargs=(os.getpid(),)
+    )
+    with _ignored_interrupts(), processes:
+        parallel = joblib.Parallel(
+            workers, return_as="generator_unordered", batch_size=1, max_nbytes=None
+        )
         finished: Any = parallel(joblib.delayed(run)(batch, job) for batch in batches)
     with closing(finished):
         try:
@@ -308,13 +312,10 @@ def _ignored_interrupts() -> Iterator[None]:
 
 
 def _prepare_worker(parent: int) -> None:
-    """Make a worker end with its parent, and use one torch thread, since there is a worker per core."""
+    """Make a worker end with its parent."""
     threading.Thread(
         target=_end_with_parent, args=(parent,), name="end with parent", daemon=True
     ).start()
-    import torch
-
-    torch.set_num_threads(1)
 
 
 def _end_with_parent(parent: int) -> None:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -154,13 +154,27 @@ class Links:
         """Whether to send every value, only quantized: for the last exchanges, in which peers agree."""
         self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)
         self._shapes = shapes or {}
+        self._exact: frozenset[str] = frozenset()
         self._max_bytes = max_bytes
         self._edges: OrderedDict[tuple[str, str], _Edge] = OrderedDict()
         """By (neighbour, model), least recently used first."""
         self.held_bytes = 0
         """Bytes that all references take."""
 
+    def set_models(self, shapes: Mapping[str, Shapes], exact: Collection[str] = ()) -> None:
+        """Compress these models from now on; references of models that have ended are dropped.
+
+        exact: models that are sent as they are.
+        """
+        self._shapes, self._exact = shapes, frozenset(exact)
+        for edge in [each for each in self._edges if each[1] not in shapes]:
+            self._drop(edge)
+
     # --- sending --------------------------------------------------------------------------------
+
+    def compresses(self, model: str) -> bool:
+        """Return whether values of a model are compressed."""
+        return self.pipeline is not None and model not in self._exact
 
     def pack(
         self, model: str, receiver: str, session: str, value: Array, rng: np.random.Generator

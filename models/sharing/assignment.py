@@ -405,9 +405,9 @@ def _spread(bits: np.ndarray, parameter: ParameterMap) -> np.ndarray:
 
 def _by_value(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the different numbers in an array, and where each is; fast if there are few."""
-    left = np.arange(len(values))
-    while len(left):
-        value = values[left[0]]
-        is_equal = values[left] == value
-        yield int(value), left[is_equal]
-        left = left[~is_equal]
+    left = np.ones(len(values), bool)
+    while left.any():
+        value = values[left.argmax()]
+        is_equal = values == value
+        yield int(value), np.flatnonzero(is_equal)
+        left &= ~is_equal

@@ -207,31 +207,37 @@ class SharingMember:
     def _measure(self, after: np.ndarray, statistics: np.ndarray) -> list[float]:
         """Return held-out losses as things are, with averaged output layers, and under each candidate."""
         inputs, labels = self._held_out
-        passes = _Passes(self.learner.network.module.eval(), inputs)
+        module = self.learner.network.module.eval()
+        passes = _Passes(module, _channels_last(module, inputs))
 
         def loss(first_layer: int) -> float:
             return float(self.learner.losses(passes.outputs(first_layer), labels).mean())
 
         losses = [loss(0)]
+        known: dict[tuple[object, ...], float] = {}
         for mix, first_layer in enumerate(self._first_layers):
-            changed = self._mix(self.plan, mix, statistics)
-            losses.append(loss(first_layer))
-            for columns in changed:
-                self._put(columns, after[columns])
+            source, groups = self.plan.layout.mixes[mix]
+            mine = [groups[number] for number in self._groups_of(self.plan, mix)]
+            # Two groupings often have this peer's group in common.
+            key = (source, *((group, id(columns)) for group, columns in mine))
+            if key not in known:
+                self._mix(self.plan, mix, statistics)
+                known[key] = loss(first_layer)
+                for _, columns in mine:
+                    self._put(columns, after[columns])
+            losses.append(known[key])
         return losses
 
-    def _mix(self, plan: Plan, mix: int, statistics: np.ndarray) -> list[Places]:
-        """Average what a mix of the plan changes as it says; return the coordinates that have changed."""
+    def _mix(self, plan: Plan, mix: int, statistics: np.ndarray) -> None:
+        """Give the network values that are averaged as a mix of the plan says, where it says so."""
         source, groups = plan.layout.mixes[mix]
-        numbers = self._groups_of(plan, mix)
-        for number in numbers:
+        for number in self._groups_of(plan, mix):
             group, columns = groups[number]
             if self._peer is not None and len(group) > 1:
                 self._put(columns, plan.layout.group_mean(statistics, mix, number))
             else:
                 own = self._with_head(self._before) if source == "heads" else self._before
                 self._put(columns, own[columns])
-        return [groups[number][1] for number in numbers]
 
     def _groups_of(self, plan: Plan, mix: int) -> list[int]:
         """Return the numbers of the groups of a mix that this peer is in; all, if the plan leaves it out."""
@@ -303,6 +309,16 @@ def _layer_of_coordinates(module: nn.Module, anatomy: Anatomy) -> np.ndarray:
     for name, span in anatomy.spans.items():
         layers[span] = numbers.get(name.partition(".")[0], 0)
     return layers
+
+
+def _channels_last(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Return images in the memory order in which torch pools and convolves faster.
+
+    Only for layers in a chain: others may ask for the order of their own.
+    """
+    in_chain = _chain(module)[0][1] is not module
+    is_image = in_chain and inputs.ndim == 4
+    return inputs.contiguous(memory_format=torch.channels_last) if is_image else inputs
 
 
 class _Passes:
@@ -433,7 +449,8 @@ class _Head:
         received: list[Tensor] = []
         handle = self._layer.register_forward_pre_hook(lambda _, given: received.append(given[0]))
         try:
-            self._learner.network.module.eval()(inputs)
+            module = self._learner.network.module.eval()
+            module(_channels_last(module, inputs))
         finally:
             handle.remove()
         return received[-1]

@@ -9,7 +9,6 @@ gossip has not yet reached all peers alike.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Literal
@@ -67,8 +66,11 @@ class StatisticsLayout:
         self._rows = slice(2 + 2 * self.cells, 2 + 2 * self.cells + self.peers * self.columns)
         self._starts: dict[tuple[Source, Labels], int] = {}
         self.size = self._rows.stop
-        content = [deciding, assignment.digest, [one.as_record() for one in candidates]]
-        self.name = hashlib.blake2b(json.dumps(content).encode(), digest_size=4).hexdigest()
+        content = hashlib.blake2b(f"{deciding} {assignment.digest}".encode(), digest_size=4)
+        for one in candidates:
+            content.update(f"{one.part} {one.scheme}".encode())
+            content.update(np.array(one.cells, "<u4").tobytes())
+        self.name = content.hexdigest()
         """Vectors of layouts with the same name may be averaged."""
         for key, columns in self.groups.items():
             self._starts[key] = self.size
@@ -144,10 +146,18 @@ def _positions(columns: Places, every: Places) -> Places:
     return np.searchsorted(every, columns)
 
 
+def _contains(columns: Places, others: Places) -> bool:
+    """Return whether the one slice contains the other; False for anything but slices."""
+    if not isinstance(columns, slice) or not isinstance(others, slice):
+        return False
+    return columns.start <= others.start and others.stop <= columns.stop
+
+
 def _union(pieces: Sequence[Places], size: int) -> Places:
     """Return all coordinates of some pieces, in ascending order."""
-    if all(piece is pieces[0] for piece in pieces):
-        return pieces[0]
+    largest = max(pieces, key=_count)
+    if all(piece is largest or _contains(largest, piece) for piece in pieces):
+        return largest
     inside = np.zeros(size, bool)
     for piece in pieces:
         inside[piece] = True

@@ -101,11 +101,14 @@ def test_bad_arguments_load_nothing_that_takes_long(tmp_path: Path) -> None:
     assert found == dict.fromkeys(found, (2, []))
 
 
-@pytest.mark.parametrize("text", [None, "pears = 3", "peers = 3\n[time]\npauses = 1"])
-def test_a_bad_config_is_told_without_torch(tmp_path: Path, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / "wrong.toml").write_text(text)
-    commands = [[name, "wrong.toml"] for name in ("simulate", "swarm", "sweep", "slices")]
+def test_a_bad_config_is_told_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "unknown.toml").write_text("pears = 3")
+    (tmp_path / "inner.toml").write_text("peers = 3\n[time]\npauses = 1")
+    commands = [
+        [name, file]
+        for name in ("simulate", "swarm", "sweep", "slices")
+        for file in ("missing.toml", "unknown.toml", "inner.toml")
+    ]
     found = loaded(tmp_path, *commands, heavy=("matplotlib", "networkx", "scipy", "torch"))
     assert found == dict.fromkeys(found, (2, []))
 
@@ -162,49 +165,53 @@ def test_every_entry_has_a_study(entry: StudyEntry) -> None:
         assert study.cells
 
 
-def test_peers_and_brokers_draw_nothing(tmp_path: Path) -> None:
-    modules = [
-        "gossamer.peer.__main__",
-        "gossamer.peer.broker",
-        "gossamer.experiments.build",
-        "gossamer.experiments.live.layout",
+def test_peers_and_brokers_draw_nothing_and_have_their_names_at_first_use(tmp_path: Path) -> None:
+    program = """
+import importlib, sys
+from gossamer import peer
+from gossamer.experiments import data
+for package in (peer, data):
+    assert all(hasattr(package, name) for name in package.__all__), package
+from gossamer.peer import *
+from gossamer.experiments.data import *
+print(Peer.__name__, LocalSwarm.__name__, partition.__name__, Dataset.__name__)
+for module in ("peer.__main__", "peer.broker", "experiments.build", "experiments.live.layout"):
+    importlib.import_module(f"gossamer.{module}")
+    assert "matplotlib" not in sys.modules, module
+"""
+    told = python(program, folder=tmp_path).split()
+    assert told == ["Peer", "LocalSwarm", "gossamer.experiments.data.partition", "Dataset"]
+
+
+def test_every_command_runs_torch_with_the_threads_that_were_asked_for(tmp_path: Path) -> None:
+    # Neighbours in the list differ: a command that leaves torch as the last one had it is noticed.
+    commands = [
+        ["--threads", "3", "simulate", "tiny.toml"],
+        ["data", "digits"],
+        ["--threads", "2", "sweep", "tiny.toml", "--jobs", "1"],
+        ["--threads", "3", "slices", "64=4=10"],
+        ["compare", "tiny.toml", "--only", "local", "--jobs", "1", "--show-settings"],
     ]
-    program = "import importlib, sys\n" + "".join(
-        f"importlib.import_module({module!r}); print({module!r}, 'matplotlib' in sys.modules)\n"
-        for module in modules
-    )
-    assert python(program, folder=tmp_path).splitlines() == [f"{each} False" for each in modules]
-
-
-@pytest.mark.parametrize(
-    ("command", "threads"),
-    [
-        (["data", "digits"], 1),
-        (["simulate", "tiny.toml"], 3),
-        (["sweep", "tiny.toml", "--jobs", "1"], 3),
-        (["slices", "64=4=10"], 3),
-        (["compare", "tiny.toml", "--only", "local", "--jobs", "1", "--show-settings"], 3),
-    ],
-)
-def test_a_command_loads_torch_with_the_threads_that_were_asked_for(
-    tmp_path: Path, command: list[str], threads: int
-) -> None:
     program = f"""
 import sys
 from gossamer.experiments.cli.app import main
 assert "torch" not in sys.modules
-sys.argv = ["gossamer", "--threads", "{threads}", *{command!r}]
-try:
-    main()
-except SystemExit as stop:
-    assert not stop.code
-import torch
-print(torch.get_num_threads())
+for command in {commands!r}:
+    sys.argv = ["gossamer", *command]
+    try:
+        main()
+    except SystemExit as stop:
+        assert not stop.code, command
+    import torch
+    print("threads", torch.get_num_threads())
 """
     (tmp_path / "tiny.toml").write_text(
         'peers = 2\nrounds = 1\ndata.samples = 10\nnetwork.layout = "64=4=10"\n'
     )
-    assert python(program, folder=tmp_path).split()[-1] == str(threads)
+    told = python(program, folder=tmp_path).splitlines()
+    assert [line for line in told if line.startswith("threads")] == [
+        f"threads {count}" for count in (3, 1, 2, 3, 1)
+    ]
 
 
 def test_help_knows_the_rules() -> None:
@@ -217,17 +224,3 @@ def test_a_package_has_all_its_names(package: ModuleType) -> None:
     assert all(hasattr(package, name) for name in package.__all__)
     with pytest.raises(AttributeError, match="attribute Arenas"):
         _ = package.Arenas
-
-
-def test_names_of_packages_are_there_at_first_use(tmp_path: Path) -> None:
-    program = """
-from gossamer import peer
-from gossamer.experiments import data
-for package in (peer, data):
-    assert all(hasattr(package, name) for name in package.__all__), package
-from gossamer.peer import *
-from gossamer.experiments.data import *
-print(Peer.__name__, LocalSwarm.__name__, partition.__name__, Dataset.__name__)
-"""
-    told = python(program, folder=tmp_path).split()
-    assert told == ["Peer", "LocalSwarm", "gossamer.experiments.data.partition", "Dataset"]

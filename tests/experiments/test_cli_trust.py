@@ -59,15 +59,15 @@ def test_from_keys_to_papers(here):
     assert (here / "anna.key").stat().st_mode & 0o777 == 0o600
     output = gossamer(
         "invite", "--owner", "owner.key", "--swarm", "garden", "--peer", anna,
-        "--model", "global", "--model", "blue", "-o", "anna.invitation",
+        "--model", "global", "--model", "blue*", "-o", "anna.invitation",
     )  # fmt: skip
-    assert "for garden, admits to blue, global" in output
+    assert "for garden, admits to blue*, global" in output
     owner, identity = Identity.load(here / "owner.key"), Identity.load(here / "anna.key")
     assert identity.label == "anna"
     admission = Admission.load(here / "anna.invitation", identity)
     assert check(admission, owner.public, "garden", identity.name, identity.public).models == {
         "global",
-        "blue",
+        "blue*",
     }
     gossamer("invite", "--owner", "owner.key", "--swarm", "garden", "--uses", "3", "-o", "ticket")
     ticket = Admission.load(here / "ticket", identity)
@@ -126,6 +126,22 @@ def test_a_list_is_published_and_retained(here, mosquitto, run):
         (
             ["invite", "--owner", "owner.key", "--swarm", "g", "-o", "x", "--peer", UNLABELLED],
             "has no label: use the whole line",
+        ),
+        (
+            [
+                "invite",
+                "--owner",
+                "owner.key",
+                "--swarm",
+                "g",
+                "-o",
+                "x",
+                "--uses",
+                "1",
+                "--model",
+                "*",
+            ],
+            "the pattern * would admit to every model: leave the models out if that is meant",
         ),
         (["revoke", "--owner", "owner.key", "--swarm", "g"], "nothing to revoke"),
         (["study", "nothing"], "there are auto, private, byzantine"),

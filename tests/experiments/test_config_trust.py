@@ -18,7 +18,7 @@ from gossamer.gossip.security import (
     public_text,
     read_public,
 )
-from gossamer.peer import BrokerAddress
+from gossamer.peer import AUTO_MODELS, BrokerAddress
 
 BROKER = BrokerAddress("mqtt://x")
 SMALL = {
@@ -81,6 +81,19 @@ def test_a_swarms_invitations_admit_to_what_each_peer_implements(tmp_path):
         assert settings.servers["global"] in names
     again = plan(config, tmp_path, BROKER)
     assert set(again.peers[0].settings.expect).isdisjoint(names)  # thrown away
+
+
+def test_a_swarm_that_decides_what_it_shares_is_invited_by_patterns(tmp_path):
+    table = {**SMALL, "peers": 4, "models": [], "sharing": "auto", "trust": "swarm"}
+    spec = plan(parse_config(table), tmp_path, BROKER)
+    identity = Identity.load(tmp_path / "trust" / "3.key")
+    paper = Admission.load(tmp_path / "trust" / "3.invitation", identity)
+    owner = read_public(spec.peers[3].settings.owner or "")
+    terms = check(paper, owner, "small", identity.name, identity.public)
+    assert terms.models == set(AUTO_MODELS)
+    for model in ("global", "global-0f", "group2-1-0f", "group2-1-0f&group3-0-0f", "statistics-a1"):
+        assert terms.admits(model)
+    assert not terms.admits("local-0-0f")
 
 
 def test_a_swarm_without_trust_has_no_keys(tmp_path):

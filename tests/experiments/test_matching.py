@@ -85,28 +85,31 @@ def test_widths_also_average_on_a_graph():
         np.testing.assert_allclose(one.network.flat, other.network.flat, atol=1e-4)
 
 
-def trained(folder: Path, matching: str) -> Config:
-    """Four peers trained separately, from their own initial values, whose networks are on disk."""
-    durations = newcomers.Durations()
-    config = newcomers.newcomers_config(matching, durations).model_copy(
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Config, Path]:
+    """Four peers trained separately, from their own initial values; their networks are in this folder."""
+    folder = tmp_path_factory.mktemp("trained")
+    config = newcomers.newcomers_config("align", newcomers.Durations()).model_copy(
         update={"peers": 4, "rounds": 1}
     )
-    networks = folder / "nets"
-    if not networks.exists():
-        networks.mkdir()
-        for index in range(4):
-            member = Swarm(config.model_copy(update={"seed": 50 + index})).member(index)
-            member.learner.train(300)  # cells that have learned little cannot be told apart
-            member.network.save(networks / f"{index}.safetensors")
+    (folder / "nets").mkdir()
+    for index in range(4):
+        member = Swarm(config.model_copy(update={"seed": 50 + index})).member(index)
+        member.learner.train(300)  # cells that have learned little cannot be told apart
+        member.network.save(folder / "nets" / f"{index}.safetensors")
     network = config.network.model_copy(update={"trained": "nets/{peer}.safetensors"})
-    return config.model_copy(update={"network": network})
+    return config.model_copy(update={"network": network}), folder
 
 
-def test_networks_trained_separately_average_far_better_when_aligned(tmp_path):
-    source = str(tmp_path / "config.toml")
+def test_networks_trained_separately_average_far_better_when_aligned(trained):
+    config, folder = trained
+    (model,) = config.models
     found = {}
     for matching in ("align", "none"):
-        simulation = Simulation.of(trained(tmp_path, matching), source)
+        models = [model.model_copy(update={"matching": matching})]
+        simulation = Simulation.of(
+            config.model_copy(update={"models": models}), str(folder / "config.toml")
+        )
         before = np.mean([member.learner.test().accuracy for member in simulation.members])
         arena = simulation.arena()
         arena.average()
@@ -115,9 +118,9 @@ def test_networks_trained_separately_average_far_better_when_aligned(tmp_path):
     assert found["align"] > found["none"] + 0.2, found
 
 
-def test_alignment_changes_no_peers_function(tmp_path):
-    config = trained(tmp_path, "align")
-    source = str(tmp_path / "config.toml")
+def test_alignment_changes_no_peers_function(trained):
+    config, folder = trained
+    source = str(folder / "config.toml")
     plain = Swarm(config, source).members()
     aligned, _ = members_in_order(Swarm(config, source))
     moved = 0
@@ -128,9 +131,9 @@ def test_alignment_changes_no_peers_function(tmp_path):
     assert moved == 3  # all but the first, who gives the order
 
 
-def test_live_peers_with_networks_of_their_own_take_over_the_first_ones_order(tmp_path):
-    config = trained(tmp_path, "align")
-    specs = plan(config, tmp_path, BROKER, str(tmp_path / "config.toml")).peers
+def test_live_peers_with_networks_of_their_own_take_over_the_first_ones_order(tmp_path, trained):
+    config, folder = trained
+    specs = plan(config, tmp_path, BROKER, str(folder / "config.toml")).peers
     assert [spec.settings.founder for spec in specs] == [True, False, False, False]
     assert all(spec.settings.trained for spec in specs)
     assert [Path(spec.network).name for spec in specs] == [f"{i}.safetensors" for i in range(4)]
@@ -156,7 +159,7 @@ def test_mistakes_name_their_key(change, message):
         Simulation.of(parse_config(table))
 
 
-def test_what_cannot_be_matched_is_refused(tmp_path):
+def test_what_cannot_be_matched_is_refused(tmp_path, trained):
     config = three_widths()
     models = [model.model_dump() for model in config.models]
     models[1]["width"] = "64-8-10"
@@ -173,11 +176,12 @@ def test_what_cannot_be_matched_is_refused(tmp_path):
         Swarm(parse_config(associative))
     with pytest.raises(ConfigError, match="matching 'fuse' is not supported in virtual time"):
         LearningSimulation(three_widths(time={}))
-    lockstep = trained(tmp_path, "align").model_copy(update={"gossip": config.gossip})
+    separately, folder = trained
+    lockstep = separately.model_copy(update={"gossip": config.gossip})
     with pytest.raises(ConfigError, match='which only mode = "async" supports'):
-        plan(lockstep, tmp_path, BROKER, str(tmp_path / "config.toml"))
+        plan(lockstep, tmp_path, BROKER, str(folder / "config.toml"))
     with pytest.raises(ConfigError, match=r"network.trained': peer 0: .*there is no such file"):
-        Swarm(trained(tmp_path, "align"), "elsewhere/config.toml").members()
+        Swarm(separately, "elsewhere/config.toml").members()
 
 
 def test_every_model_needs_the_first_peer_to_give_its_order(tmp_path):

@@ -191,13 +191,20 @@ def test_every_setting_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("key", CASES)
-def test_swarm_and_join_give_a_peer_the_same_settings(tmp_path: Path, key: str) -> None:
-    default = Settings.model_fields[key].default
-    values = []
+def test_swarm_join_and_a_child_process_give_a_peer_the_same_settings(
+    tmp_path: Path, key: str
+) -> None:
+    specs = []
     for swarm, join, _, _ in both(tmp_path, CASES[key]):
         assert join == swarm
-        values.append(getattr(join.settings, key))
-    assert any(value != default for value in values)  # else the case would test nothing
+        specs.append(swarm)
+    default = Settings.model_fields[key].default
+    # Else the case would test nothing.
+    assert any(getattr(spec.settings, key) != default for spec in specs)
+    host = ProcessSpec(BROKER, "out", specs)
+    host.write(tmp_path / "host.json")
+    assert ProcessSpec.read(tmp_path / "host.json") == host
+    assert pickle.loads(pickle.dumps(specs[0].settings)) == specs[0].settings
 
 
 @pytest.mark.parametrize("key", LINK)
@@ -205,15 +212,6 @@ def test_swarm_and_join_reach_the_broker_in_the_same_way(tmp_path: Path, key: st
     for _, _, swarm, join in both(tmp_path, {"gossip": {key: LINK[key]}}):
         assert join == swarm
         assert getattr(join, key) == LINK[key]
-
-
-@pytest.mark.parametrize("key", CASES)
-def test_a_child_process_reads_the_settings_that_were_written(tmp_path: Path, key: str) -> None:
-    specs = list(planned(tmp_path, CASES[key]).peers)
-    host = ProcessSpec(BROKER, "out", specs)
-    host.write(tmp_path / "host.json")
-    assert ProcessSpec.read(tmp_path / "host.json") == host
-    assert pickle.loads(pickle.dumps(specs[0].settings)) == specs[0].settings
 
 
 def test_no_knob_is_declared_twice() -> None:

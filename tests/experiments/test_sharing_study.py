@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from gossamer.experiments.papers import STUDIES
 from gossamer.experiments.papers.sharing import (
@@ -51,7 +52,7 @@ def test_swapped_peers_differ_from_the_others_in_two_labels_only() -> None:
 def test_fixed_schemes_share_what_their_names_say() -> None:
     benchmark = BENCHMARKS["hi"]
     swarm = benchmark.make(0, 50, True)
-    networks = [learner.network for learner in make_learners(swarm, True, 0)]
+    networks = [learner.network for learner in make_learners(swarm, benchmark.network, 0)]
     size = networks[0].slicing.anatomy.size
     values = {
         scheme: fixed(scheme, benchmark, networks, swarm.groups).distinct_values
@@ -62,6 +63,22 @@ def test_fixed_schemes_share_what_their_names_say() -> None:
     assert values["outputs own"] == size + (PEERS - 1) * (30 * 10 + 10)
     assert values["norms own"] == size + (PEERS - 1) * 4 * (60 + 30)
     assert values[BY_HAND] == size + 64 * 60 + 4 * (60 + 30), "two groups for inputs and norms"
+
+
+def test_the_deep_network_learns_from_images_half_of_which_are_inverted() -> None:
+    benchmark = BENCHMARKS["hi, deep"]
+    deep, flat = benchmark.make(0, 20, True), BENCHMARKS["hi"].make(0, 20, True)
+    assert deep.groups == flat.groups
+    for (images, _), (values, _) in zip(deep.train, flat.train, strict=True):
+        assert torch.equal(images.flatten(1), values)
+    networks = [learner.network for learner in make_learners(deep, benchmark.network, 0)]
+    by_hand = fixed(BY_HAND, benchmark, networks, deep.groups)
+    assert len(by_hand.anatomy.parts) >= 8
+    norms = [one for one in networks[0].module.modules() if isinstance(one, nn.BatchNorm2d)]
+    in_norms = 4 * sum(norm.num_features for norm in norms)
+    assert by_hand.distinct_values == by_hand.anatomy.size + 9 * 6 + in_norms, (
+        "first part and norms"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["outputs own", AUTO])

@@ -178,8 +178,9 @@ if __name__ == "__main__":
 
 
 def in_worker(cells: list[Cell], job: Job) -> list[Record]:
-    """Says where it ran."""
-    return [record | {"process": os.getpid()} for record in square(cells, job)]
+    """Says where it ran, and how many threads torch will use there."""
+    told = {"process": os.getpid(), "threads": os.environ["OMP_NUM_THREADS"]}
+    return [record | told for record in square(cells, job)]
 
 
 def interrupt(cells: list[Cell], job: Job) -> list[Record]:
@@ -219,6 +220,7 @@ def test_workers_get_the_same_numbers(tmp_path: Path) -> None:
     assert {(r["key"], r["square"]) for r in found} == {(c.key, c.x**2) for c in CELLS}
     parent = int(ran.stdout.split()[1])
     assert parent not in {r["process"] for r in found}  # one quick worker may have run all
+    assert {r["threads"] for r in found} == {"1"}
 
 
 @pytest.mark.parametrize(

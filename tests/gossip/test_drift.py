@@ -60,3 +60,12 @@ def test_peers_that_must_agree_push_anyway():
 def test_bounds_must_be_distances(bound):
     with pytest.raises(ValueError, match=r"drift( of 'v')? is .*as in 0.05"):
         Drift(bound, {})
+
+
+def test_exempt_models_are_always_pushed():
+    drift = Drift(0.05, defaultdict(Traffic), lambda model: model == "w")
+    value = np.ones(10)
+    assert not drift.skips("v", value, 1)
+    assert drift.skips("v", value, 1)
+    for _ in range(3):
+        assert not drift.skips("w", value, 1)

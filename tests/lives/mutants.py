@@ -112,8 +112,8 @@ def _judge_before_an_opinion() -> Any:
     """A newcomer that judges trained values by its own untrained ones, and remembers it against them."""
     inspect = PeerGuards.inspect
 
-    def judge(self: PeerGuards, *arguments: Any, counting: bool = True) -> Any:
-        return inspect(self, *arguments, counting=True)
+    def judge(self: PeerGuards, *arguments: Any, **options: Any) -> Any:
+        return inspect(self, *arguments, **options | {"counting": True})
 
     stack = contextlib.ExitStack()
     stack.enter_context(mock.patch.object(InitialEstimate, "hold", return_value=False))

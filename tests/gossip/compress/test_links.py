@@ -240,3 +240,16 @@ def test_shares_shrink_with_what_comes_through():
     (give,) = exchange(a, b)
     assert 0.2 < give.weight / (held // 2) < 0.45  # a tenth of the values: cos is about √0.1
     assert a.weight("v") == held - give.weight
+
+
+def test_exact_models_are_not_compressed_and_references_of_ended_ones_are_dropped():
+    a, b = make("a", "int8"), make("b", "int8")
+    acquaint(a, b)
+    assert all(give.packed is not None for give in exchange(a, b))
+    assert a.links.held_bytes
+    a.links.set_models({}, exact=["v"])
+    assert not a.links.held_bytes
+    before = total(a, b)
+    gives = exchange(a, b)
+    assert {give.packed is None for give in gives if give.sender == "a"} == {True}
+    np.testing.assert_allclose(total(a, b), before, rtol=1e-6)

@@ -1,0 +1,295 @@
+"""The command `gossamer status`: how a swarm is doing, seen from its broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from contextlib import nullcontext
+from dataclasses import asdict
+from statistics import median
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import ConfigError
+from . import console
+from .console import command
+from .live import ConnectionOptions, broker_password
+
+if TYPE_CHECKING:
+    from ...gossip import MqttTransport
+    from ...peer import ObservedPeer, Observer, Problem, SwarmState
+
+CONNECT_SECONDS = 20.0
+"""Seconds in which the broker must answer."""
+REFRESH = 1.0
+"""Seconds between two looks with --follow."""
+SHOWN_EVENTS = 8
+"""Events of the timeline that are shown, the latest ones."""
+NEEDS_A_PERSON = 1
+"""The exit code if something needs a person."""
+
+_COLOURS = {"online": "green", "offline": "yellow", "lost": "red", "dead": "red", "unknown": "red"}
+
+
+@command("status")
+def status_command(
+    url: str,
+    swarm: str,
+    *,
+    connection: ConnectionOptions,
+    owner: str | None = None,
+    follow: bool = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    quiet: bool = False,
+) -> None:
+    """Show who is in a swarm, who left and why, and how its partial models are doing.
+
+    Only reads: no peer notices. The exit code is 1 if something needs a person: a model that nobody counts
+    in, a peer past its lease, a peer that diverged, failed, was refused or revoked, or one that cannot be
+    judged; one line says what and what to do. It is 2 if the broker or the swarm cannot be found, else 0.
+
+    Args:
+        url: The broker's address: mqtt://, mqtts://, ws:// or wss://.
+        swarm: The swarm's name.
+        owner: The public key of the swarm's owner, gossamer-ed25519:…, for a swarm with trust: without it,
+            peers' signatures are checked, but not whether they were invited.
+        follow: Stay, and show what changes, until Ctrl-C.
+        as_json: Print all of it as one line of JSON; with --follow, a line whenever something has changed.
+        quiet: Print only what needs a person; for cron.
+    """
+    from ...gossip import topics
+    from ...gossip.security import read_public
+
+    topics.check_name("swarm", swarm)
+    owner_key = None if owner is None else read_public(owner)
+    transport = _transport(url, connection)
+    show = _Show(swarm, as_json=as_json, quiet=quiet)
+    problems = asyncio.run(_observe(transport, swarm, owner_key, show, follow=follow))
+    if problems:
+        raise typer.Exit(NEEDS_A_PERSON)
+
+
+def _transport(url: str, connection: ConnectionOptions) -> MqttTransport:
+    from ...peer import mqtt_transport
+
+    address = connection.address(url)
+    if password := broker_password(address.url, connection.password_file):
+        address = address.updated(password=password)
+    return mqtt_transport(address, f"gossamer-status-{secrets.token_hex(4)}")
+
+
+async def _observe(
+    transport: MqttTransport,
+    swarm: str,
+    owner: bytes | None,
+    show: _Show,
+    *,
+    follow: bool,
+) -> list[Problem]:
+    """Look at the swarm once, or until cancelled; return what needs a person."""
+    from ...peer import Observer
+
+    observer = Observer(lambda: transport, swarm, owner=owner)
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await observer.__aenter__()
+    except TimeoutError:
+        raise ConfigError(
+            f"{transport.address}: no answer within {CONNECT_SECONDS:g} s; is it the broker's address, and "
+            "does the broker run?"
+        ) from None
+    try:
+        await observer.settle()
+        if not observer.swarm.peers and not follow:
+            raise ConfigError(
+                f"{transport.address}: no peer of a swarm {swarm!r} has published a card here: check the "
+                "swarm's name, and with access rules, that this user may read it"
+            )
+        if not follow:
+            return show.once(observer)
+        await show.follow(observer)
+        return []
+    finally:
+        await observer.__aexit__(None, None, None)
+
+
+class _Show:
+    """Prints a swarm's state: as tables, as JSON, or only what needs a person."""
+
+    def __init__(self, swarm: str, *, as_json: bool, quiet: bool) -> None:
+        self._swarm, self._as_json, self._quiet = swarm, as_json, quiet
+
+    def once(self, observer: Observer) -> list[Problem]:
+        """Print the state, and return what needs a person."""
+        from ...peer import find_problems
+
+        state, now = observer.swarm, time.time()
+        problems = find_problems(state, now)
+        if self._as_json:
+            console.say(_as_line(state, problems))
+        elif self._quiet:
+            for problem in problems:
+                console.say(problem.text)
+        else:
+            console.out.print(_picture(state, problems, now))
+        return problems
+
+    async def follow(self, observer: Observer) -> None:
+        """Print the state whenever it has changed, until cancelled."""
+        from ...peer import find_problems
+
+        is_table = not (self._as_json or self._quiet)
+        live = Live(console=console.out, auto_refresh=False) if is_table else None
+        last = ""
+        with live if live is not None else nullcontext():
+            while True:
+                observer.check()
+                state, now = observer.swarm, time.time()
+                problems = find_problems(state, now)
+                if live is not None:
+                    title = observer.connection_problem
+                    live.update(_picture(state, problems, now, title), refresh=True)
+                else:
+                    lines = [_as_line(state, problems)] if self._as_json else []
+                    text = "\n".join(lines or [problem.text for problem in problems])
+                    if text and text != last:
+                        console.say(text)
+                    last = text
+                await asyncio.sleep(REFRESH)
+
+
+def _as_line(state: SwarmState, problems: list[Problem]) -> str:
+    record = state.as_record() | {"problems": [asdict(problem) for problem in problems]}
+    return json.dumps(record, allow_nan=False)
+
+
+def _picture(
+    state: SwarmState, problems: list[Problem], now: float, connection_problem: str = ""
+) -> Group:
+    """Return the tables of peers, models and events, and what needs a person."""
+    parts: list[Table | Text] = [Text(_headline(state, connection_problem), style="bold")]
+    parts.append(_peer_table(state, now))
+    if state.models:
+        parts.append(_model_table(state))
+    events = sorted(state.timeline, key=lambda event: event.time)[-SHOWN_EVENTS:]
+    if events:
+        parts.append(Text("latest events", style="bold"))
+        for event in events:
+            text = f"  {_clock(event.time, now)}  {event.peer} {event.text}"
+            parts.append(Text(text, overflow="ellipsis", no_wrap=True))
+        parts.append(Text(""))
+    for problem in problems:
+        parts.append(Text(f"needs a person: {problem.text}", style="bold red"))
+    if not problems:
+        parts.append(Text("nothing needs a person", style="green"))
+    return Group(*parts)
+
+
+def _headline(state: SwarmState, connection_problem: str) -> str:
+    counts: dict[str, int] = {}
+    for peer in state.peers.values():
+        counts[peer.presence] = counts.get(peer.presence, 0) + 1
+    listed = ", ".join(f"{counts[each]} {each}" for each in _ORDER if each in counts)
+    rounds = [p.round for p in state.peers.values() if p.is_present and p.round is not None]
+    spread = f"; rounds {min(rounds)} to {max(rounds)}" if rounds else ""
+    lost = f"; the broker cannot be reached: {connection_problem}" if connection_problem else ""
+    return f"swarm {state.swarm}: {listed or 'no peers'}{spread}{lost}"
+
+
+_ORDER = ("online", "offline", "lost", "unknown", "dead", "left")
+
+
+def _peer_table(state: SwarmState, now: float) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("peer", min_width=4, no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("since", no_wrap=True)
+    for name in ("round", "behind", "accuracy", "neighbours", "MB in", "MB out"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if state.is_signed:
+        table.add_column("checked", no_wrap=True)
+    table.add_column("why, or what it does")
+    rounds = [p.round for p in state.peers.values() if p.is_present and p.round is not None]
+    middle = median(rounds) if rounds else 0.0
+    peers = sorted(state.peers.values(), key=lambda p: (_ORDER.index(p.presence), p.name))
+    for peer in peers:
+        style = _COLOURS.get(peer.presence, "dim")
+        cells = [escape(peer.name), f"[{style}]{peer.presence}[/]", _since(peer, now)]
+        cells += _progress(peer, middle)
+        if state.is_signed:
+            cells.append(peer.checked)
+        table.add_row(*cells, escape(_doing(peer)))
+    return table
+
+
+def _progress(peer: ObservedPeer, middle: float) -> list[str]:
+    """Return the cells that a summary fills: round, behind, accuracy, neighbours, traffic."""
+    summary = peer.summary
+    if summary is None:
+        return [""] * 6
+    total = "" if summary.rounds is None else f"/{summary.rounds}"
+    lag = middle - summary.round if peer.is_present else 0
+    accuracy = summary.metrics.get("accuracy", 0.0)
+    return [
+        f"{summary.round}{total}",
+        f"{lag:.0f}" if lag >= 1 else "",
+        ""
+        if "accuracy" not in summary.metrics
+        else "nan"
+        if accuracy is None
+        else f"{accuracy:.3f}",
+        str(summary.neighbour_count) if peer.is_present else "",
+        f"{summary.received_bytes / 1e6:.1f}",
+        f"{summary.sent_bytes / 1e6:.1f}",
+    ]
+
+
+def _doing(peer: ObservedPeer) -> str:
+    """Return what a peer does, or why it does not."""
+    if peer.problem:
+        return peer.problem
+    if peer.presence != "online":
+        return peer.reason
+    state = peer.phase if peer.summary is None else peer.summary.state.replace("_", " ")
+    waiting = [model for model in peer.models if model not in peer.counts]
+    return f"{state}, waits for {', '.join(waiting)}" if waiting else state
+
+
+def _model_table(state: SwarmState) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("partial model", no_wrap=True)
+    for name in ("members", "count", "disagreement", "weights"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for model in state.models.values():
+        if len(model.members) == 1 and model.counting:
+            continue  # local to one peer: there is nothing to agree on
+        distance, weights = model.disagreement, model.weights
+        table.add_row(
+            escape(model.name),
+            str(len(model.members)),
+            str(len(model.counting)),
+            "" if distance is None else f"{distance:.1e}",
+            "" if weights is None else f"{weights[0]:.2f} to {weights[1]:.2f}",
+        )
+    return table
+
+
+def _since(peer: ObservedPeer, now: float) -> str:
+    from ...peer import duration
+
+    return "" if peer.since is None else f"{duration(max(0.0, now - peer.since))}"
+
+
+def _clock(when: float, now: float) -> str:
+    """Return a time of day; with the date if it is not of the last day."""
+    pattern = "%H:%M:%S" if abs(now - when) < 86400 else "%Y-%m-%d %H:%M"
+    return time.strftime(pattern, time.localtime(when))

@@ -1,0 +1,255 @@
+"""`gossamer status`: what it shows, and every exit code with the line that says why."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import time
+
+import pytest
+from cli_kit import runs
+
+from gossamer.gossip import MqttTransport, topics
+from gossamer.gossip.security import Admission, Identity, SwarmSecurity, invite, public_text
+from gossamer.peer import Ended, ModelSummary, Summary, free_port
+from gossamer.peer.presence import Card, Status
+
+FIELDS = [("layer.weight (global)", [4, 3], "float32")]
+status = runs("status")
+
+
+class Swarm:
+    """A swarm's name on a broker, and what its peers have published."""
+
+    def __init__(self, run, broker, name) -> None:
+        self._run, self.url, self.name = run, broker.url, name
+
+    def publish(self, *messages) -> None:
+        async def all_of_them():
+            async with MqttTransport(self.url, "publisher") as transport:
+                for peer, kind, payload in messages:
+                    topic = str(topics.Topic(self.name, peer, kind))
+                    await transport.publish(topic, payload, retain=True, qos=1)
+
+        self._run(all_of_them())
+
+    def peer(self, peer="anna", *, state="online", counts=True, ago=0.0, joined=500.0, **more):
+        """Let the broker retain what a peer has published.
+
+        ago: seconds since its last summary; None if it has published none. more: of its summary.
+        """
+        now = time.time()
+        counted = {"global": 3} if counts else {}
+        card = Card("s1", now - joined, 5, {"global": FIELDS}, lease=60.0).encode()
+        messages = [
+            (peer, "card", card),
+            (
+                peer,
+                "status",
+                Status(state, "s1", "training", "as it says", counts=counted).encode(),
+            ),
+        ]
+        if ago is not None:
+            messages.append((peer, "summary", summary(now - ago, **more)))
+        self.publish(*messages)
+
+
+def summary(when, **more):
+    values = {
+        "session": "s1", "time": when, "since": when, "state": "averaging", "phase": "training",
+        "round": 12, "rounds": 30, "version": "0.1.0", "metrics": {"accuracy": 0.875},
+        "models": {"global": ModelSummary(True, 3, 2, 2, 0.001, 1.5)}, "received_bytes": 2_500_000,
+    }  # fmt: skip
+    data = Summary(**{**values, **more}).encode()
+    assert data is not None
+    return data
+
+
+@pytest.fixture
+def garden(run, mosquitto):
+    """A swarm of its own for every test, on the broker that they share."""
+    name = f"garden-{secrets.token_hex(4)}"
+    return Swarm(run, mosquitto, name)
+
+
+def test_a_swarm_in_which_all_is_well_is_shown_and_gives_0(status, garden):
+    garden.peer("anna")
+    garden.peer("ben", round=4)
+    garden.peer(
+        "carl", state="left", ago=90.0, ended=Ended("left", "told to stop", time.time() - 90)
+    )
+    result = status(garden.url, garden.name)
+    assert (result.code, result.err) == (0, "")
+    assert f"swarm {garden.name}: 2 online, 1 left; rounds 4 to 12" in result.out
+    anna, ben, carl = (
+        next(line for line in result.out.splitlines() if line.strip().startswith(name))
+        for name in ("anna", "ben", "carl")
+    )
+    assert anna.split() == [
+        "anna",
+        "online",
+        "8",
+        "min",
+        "12/30",
+        "0.875",
+        "0",
+        "2.5",
+        "0.0",
+        "averaging",
+    ]
+    assert ben.split()[4:6] == ["4/30", "4"]  # behind the median of 8
+    assert "left" in carl
+    assert carl.rstrip().endswith("as it says")
+    assert next(line for line in result.out.splitlines() if line.strip().startswith("global")).split() == [
+        "global", "2", "2", "1.0e-03", "1.50", "to", "1.50",
+    ]  # fmt: skip
+    assert "carl left: as it says" in result.out
+    assert "nothing needs a person" in result.out
+
+
+def causes(result):
+    """What needs a person, as the tables say it."""
+    return [
+        line.removeprefix("needs a person: ")
+        for line in result.out.splitlines()
+        if line.startswith("needs a person: ")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        ({"counts": False}, "nobody counts in model global after "),
+        ({"state": "offline", "ago": 100.0}, "peer anna is past its lease of 60 s, silent for 10"),
+        ({"state": "online", "ago": 100.0}, "peer anna is past its lease of 60 s"),
+        ({"metrics": {"loss": None}}, "peer anna: its loss diverged (NaN or infinite): lower its learning"),
+        ({"models": {"global": ModelSummary(True, diverged=True)}}, "peer anna: global diverged"),
+        ({"refused": {"eve": "mode is 'async' here"}}, "peer anna refuses peer eve: mode is 'async' here"),
+        (
+            {"state": "left", "ended": Ended("failed", "cannot average with ben", time.time())},
+            "peer anna could not take part: cannot average with ben",
+        ),
+        ({"ago": None}, "no summary of 1 online peers (anna): upgrade them"),
+    ],
+)  # fmt: skip
+def test_what_needs_a_person_gives_1_and_one_line_with_the_remedy(status, garden, told, text):
+    garden.peer(**told)
+    result = status(garden.url, garden.name)
+    assert result.code == 1
+    (cause,) = causes(result)
+    assert cause.startswith(text)
+    quiet = status(garden.url, garden.name, "--quiet")
+    assert quiet.code == 1
+    assert quiet.out.startswith(text)
+    assert quiet.out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"counts": False, "joined": 5.0},  # it has only just come
+        {"state": "offline", "ago": 5.0},  # its lease still runs
+        {"state": "left", "ago": 9e5, "ended": Ended("failed", "x", time.time() - 9e5)},  # long ago
+        {"refused": {"gone": "mode is 'async' here"}, "state": "left"},
+    ],
+)
+def test_what_will_pass_needs_nobody(status, garden, told):
+    garden.peer(**told)
+    result = status(garden.url, garden.name, "--quiet")
+    assert (result.code, result.out) == (0, "")
+
+
+def test_json_has_all_of_it_and_the_same_exit_code(status, garden):
+    garden.peer("anna", metrics={"loss": None})
+    result = status(garden.url, garden.name, "--json")
+    record = json.loads(result.out)
+    assert result.code == 1
+    assert result.out.count("\n") == 1
+    assert record["peers"]["anna"]["summary"]["metrics"] == {"loss": None}
+    assert record["models"]["global"]["counting"] == ["anna"]
+    assert [problem["kind"] for problem in record["problems"]] == ["diverged"]
+    assert [event["kind"] for event in record["timeline"]] == ["joined"]
+
+
+# --- mistakes -----------------------------------------------------------------------------------------
+
+
+def mistake(result):
+    assert (result.code, result.out) == (2, "")
+    (line,) = result.err.splitlines()
+    return line
+
+
+def test_a_swarm_that_is_not_there_is_one_line(status, garden):
+    line = mistake(status(garden.url, garden.name))
+    assert (
+        f"no peer of a swarm '{garden.name}' has published a card here: check the swarm's name"
+        in line
+    )
+
+
+def test_a_broker_that_is_not_there_is_one_line(status):
+    url = f"mqtt://127.0.0.1:{free_port('127.0.0.1')}"
+    assert url.removeprefix("mqtt://") in mistake(status(url, "garden"))
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("nonsense", "garden"), "nonsense"),
+        (("mqtt://127.0.0.1", "a/b"), "the swarm name 'a/b' contains '/'"),
+        (("mqtt://127.0.0.1", "garden", "--owner", "x"), "'x' is not a public key"),
+        (("mqtt://127.0.0.1", "garden", "--password-file", "none"), "a password needs a user name"),
+        (("mqtt://127.0.0.1", "garden", "--ca", "none.pem"), "does not use TLS"),
+    ],
+)
+def test_what_is_wrong_with_the_command_is_one_line(status, words, text):
+    assert text in mistake(status(*words))
+
+
+# --- trust --------------------------------------------------------------------------------------------
+
+
+def test_with_trust_it_shows_whom_the_owner_invited(status, garden, tmp_path):
+    owner, stranger = Identity.generate("owner"), Identity.generate("stranger")
+    now = time.time()
+    for label, by in (("anna", owner), ("eve", stranger)):
+        one = Identity.generate(label)
+        paper = Admission(invite(by, garden.name, label, one.public))
+        security = SwarmSecurity(
+            one, paper, by.public, swarm=garden.name, session="s1", models=["global"], since=now
+        )
+        card = Card("s1", now, 5, {"global": FIELDS}, lease=60.0).encode()
+        shown = Status("online", "s1", "training", counts={"global": 1}).encode()
+        garden.publish(
+            (one.name, "card", security.card(card)),
+            (one.name, "status", security.status(shown)),
+            (one.name, "summary", security.summary(summary(now))),
+        )
+    without = status(garden.url, garden.name)
+    assert without.code == 0
+    assert without.out.count("signed") == 2
+    result = status(garden.url, garden.name, "--owner", public_text(owner.public))
+    assert result.code == 1
+    assert "member" in next(
+        line for line in result.out.splitlines() if line.strip().startswith("anna@")
+    )
+    (cause,) = causes(result)
+    assert "eve@" in cause
+    assert "its card is refused: no valid invitation" in cause
+
+
+def test_it_is_quick_to_say_what_is_wrong(tmp_path):
+    """It loads no torch, which takes seconds."""
+    program = (
+        "import sys; from gossamer.experiments.cli import main\n"
+        "try: main(['status', 'mqtt://127.0.0.1:1', 'garden'])\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
