@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 90
 ROOT = Path(__file__).parents[2]
+SECURITY = re.compile(r"\]\((?:\.\./)+SECURITY\.md")
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 COMMANDS_FOR = {
     "config": "`gossamer simulate`, `sweep` and `swarm`",
@@ -262,7 +263,8 @@ GENERATORS: dict[str, Callable[[], str]] = {"keys": keys, "commands": commands, 
 
 
 def _fill(app: Sphinx, page: str, source: list[str]) -> None:
-    """Replace the marks of a page by generated text."""
+    """Replace the marks of a page by generated text, and links to SECURITY.md by its page of the site."""
+    source[0] = SECURITY.sub("](/explanation/security.md", source[0])
     source[0] = MARK.sub(lambda mark: GENERATORS[mark[1]](), source[0])
 
 
