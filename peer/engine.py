@@ -258,7 +258,8 @@ class Engine:
             self._guards = PeerGuards(settings.bounds)
             self._guards.weight = self.weight
         self._others = OtherPeers()
-        self._initial_estimate = InitialEstimate({})
+        self._initial_estimate: InitialEstimate | None = None
+        """Collects the first values that a newcomer receives; only with guards."""
         self._former_security: dict[str, Any] = {}
         self.security: SecurityLayer = NullSecurity(name)
         self._schemas_ever: dict[str, str] = {}
@@ -372,8 +373,10 @@ class Engine:
         start_digests = self.bootstrap.open(self.gossiper, session_began)
         # With guards a newcomer first collects values: it cannot judge them by its own untrained ones.
         collects = self._guards and self.settings.mode == "async" and not self.store.is_staging
-        sizes = {m: self.store.read(m).size for m in (self.bootstrap.waiting if collects else ())}
-        self._initial_estimate = InitialEstimate(sizes, wait=ESTIMATE_WAIT)
+        self._initial_estimate = None
+        if collects:
+            sizes = {model: self.store.read(model).size for model in self.bootstrap.waiting}
+            self._initial_estimate = InitialEstimate(sizes, wait=ESTIMATE_WAIT)
         return start_digests
 
     def begin(self, now: float, *, as_founder: bool, all_online: bool) -> None:
@@ -929,7 +932,7 @@ class Engine:
         if message is None:
             return
         self._received += 1
-        if isinstance(message, Give):
+        if isinstance(message, Give) and self._initial_estimate is not None:
             unpacked = self.gossiper.unpacked(message)
             message = message if isinstance(unpacked, str) else unpacked
             if self._initial_estimate.hold(message, now):
@@ -948,6 +951,8 @@ class Engine:
 
         Only then are the collected messages handled, so that guards judge them by that median.
         """
+        if self._initial_estimate is None:
+            return
         for model in self._initial_estimate.pending:
             if not self._is_waiting(model):  # the peer has founded the model meanwhile
                 gives = self._initial_estimate.drop(model)

@@ -22,7 +22,6 @@ from pydantic import Field
 
 from ...gossip import Count, GossipSettings, LinkSettings
 from ...gossip.security import Identity, TrustError, invite, public_text, save_invitation
-from ...models import choose_twins
 from ...peer import (
     BrokerAddress,
     CredentialSettings,
@@ -39,6 +38,7 @@ from ..build import (
     Member,
     Swarm,
     check_compression,
+    choose_twins,
     require_push,
     shared_models,
     trained_file,
