@@ -58,6 +58,17 @@ MAX_PERMUTED_LABELS = 6
 has peers; 10 labels would have 3.6 million."""
 
 
+def choose_twins(gain: float, peers: int, seed: int) -> list[int]:
+    """Return the indices of the peers with a lone twin: a fraction `gain` of them, at least one.
+
+    They depend only on the seed and the number of peers, so no result can influence the choice.
+    """
+    if not gain:
+        return []
+    count = min(peers, max(1, round(gain * peers)))
+    return sorted(seeded_rng(seed, "lone twins").permutation(peers)[:count].tolist())
+
+
 @dataclass(frozen=True)
 class Member:
     """One peer of a swarm, ready to train."""

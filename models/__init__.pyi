@@ -63,7 +63,6 @@ from .twin import Difference as Difference
 from .twin import Gain as Gain
 from .twin import LoneTwin as LoneTwin
 from .twin import SwarmGain as SwarmGain
-from .twin import choose_twins as choose_twins
 from .twin import draws_twin as draws_twin
 from .twin import measure_gain as measure_gain
 from .twin import training_apart as training_apart

@@ -32,17 +32,6 @@ UPPER_QUANTILE = 0.975
 """Of the distribution of a mean: its two-sided interval then has a confidence of 95 %."""
 
 
-def choose_twins(gain: float, peers: int, seed: int) -> list[int]:
-    """Return the indices of the peers with a lone twin: a fraction `gain` of them, at least one.
-
-    They depend only on the seed and the number of peers, so no result can influence the choice.
-    """
-    if not gain:
-        return []
-    count = min(peers, max(1, round(gain * peers)))
-    return sorted(seeded_rng(seed, "lone twins").permutation(peers)[:count].tolist())
-
-
 def draws_twin(gain: float, swarm: str, peer: str) -> bool:
     """Return whether a peer that does not know how many others there are has a lone twin.
 

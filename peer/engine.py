@@ -290,7 +290,8 @@ class Engine:
             self._guards.weight = self.weight
         self._others = OtherPeers()
         self._quarantined: tuple[str, ...] = ()
-        self._initial_estimate = InitialEstimate({})
+        self._initial_estimate: InitialEstimate | None = None
+        """Collects the first values that a newcomer receives; only with guards."""
         self._former_security: dict[str, Any] = {}
         self.security: SecurityLayer = NullSecurity(name)
         self._schemas_ever: dict[str, str] = {}
@@ -433,8 +434,10 @@ class Engine:
     def _collect_initial_values(self) -> None:
         """With guards, let a newcomer collect values first: it cannot judge them by its untrained ones."""
         collects = self._guards and self.settings.mode == "async" and not self.store.is_staging
-        sizes = {m: self.store.read(m).size for m in (self.bootstrap.waiting if collects else ())}
-        self._initial_estimate = InitialEstimate(sizes, wait=ESTIMATE_WAIT)
+        self._initial_estimate = None
+        if collects:
+            sizes = {model: self.store.read(model).size for model in self.bootstrap.waiting}
+            self._initial_estimate = InitialEstimate(sizes, wait=ESTIMATE_WAIT)
 
     def _count_in_means(self) -> None:
         """Let the peer's weight count at once where measured values are averaged; others need not have it."""
@@ -1062,7 +1065,7 @@ class Engine:
         if message is None:
             return
         self._received += 1
-        if isinstance(message, Give):
+        if isinstance(message, Give) and self._initial_estimate is not None:
             unpacked = self.gossiper.unpacked(message)
             message = message if isinstance(unpacked, str) else unpacked
             if self._initial_estimate.hold(message, now):
@@ -1081,6 +1084,8 @@ class Engine:
 
         Only then are the collected messages handled, so that guards judge them by that median.
         """
+        if self._initial_estimate is None:
+            return
         for model in self._initial_estimate.pending:
             if not self._is_waiting(model):  # the peer has founded the model meanwhile
                 gives = self._initial_estimate.drop(model)

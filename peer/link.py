@@ -52,7 +52,7 @@ from .presence import (
     read_card,
     read_status,
 )
-from .settings import MAX_PIECES, Settings
+from .settings import FOREVER, MAX_PIECES, Settings
 from .summary import (
     MAX_NAMES,
     MAX_SUMMARY_BYTES,
@@ -314,7 +314,7 @@ class Link:
             state=self.state,
             phase=self.phase,
             round=view.round,
-            rounds=self.settings.rounds,
+            rounds=None if self.settings.rounds == FOREVER else self.settings.rounds,
             version=__version__,
             round_ended=self._round_ended,
             models=models,
@@ -607,7 +607,7 @@ class Link:
         self._inbound_limits = self.engine.inbound_limits
         self._events += self.roster.set_models(self.engine.schema_entries, group_models)
         if self._plan is not None:
-            text = f"follows plan {self._plan_version} of {self._plan['by']}"
+            text = f"follows plan {self.view.plan} of {self._plan['by']}"
             self.engine.journal.add("decided", text, log=False)
         self._card_due = True
         self._status_due.set()

@@ -35,7 +35,6 @@ from ...models import (
     Metrics,
     ModelError,
     SwarmGain,
-    choose_twins,
 )
 from ...models.stack import MemoryNeeds, estimate_memory, free_memory
 from ...peer import MatchedStore, blocks, schema_entries
@@ -45,6 +44,7 @@ from ..build import (
     PeerFacts,
     Swarm,
     check_compression,
+    choose_twins,
     members_in_order,
     refuse_auto_sharing,
     require_push,

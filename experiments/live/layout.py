@@ -22,7 +22,6 @@ from pydantic import Field
 
 from ...gossip import Count, GossipSettings, LinkSettings
 from ...gossip.security import Identity, TrustError, invite, public_text, save_invitation
-from ...models import choose_twins
 from ...peer import (
     AUTO_MODELS,
     BrokerAddress,
@@ -44,6 +43,7 @@ from ..build import (
     PeerFacts,
     Swarm,
     check_compression,
+    choose_twins,
     require_push,
     shared_models,
     trained_file,

@@ -280,10 +280,9 @@ def _in_parallel(
     processes = joblib.parallel_config(
         "loky", inner_max_num_threads=1, initializer=_prepare_worker, initargs=(os.getpid(),)
     )
+    options: dict[str, Any] = {"batch_size": 1, "max_nbytes": None}
     with _ignored_interrupts(), processes:
-        parallel = joblib.Parallel(
-            workers, return_as="generator_unordered", batch_size=1, max_nbytes=None
-        )
+        parallel = joblib.Parallel(workers, return_as="generator_unordered", **options)
         finished: Any = parallel(joblib.delayed(run)(batch, job) for batch in batches)
     with closing(finished):
         try:

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cli_kit import Run, runs
+from scipy import stats
 from stack_kit import associators, perceptrons, pictures
 from torch import nn
 
@@ -21,13 +23,14 @@ from gossamer.experiments.arena import (
     simulate,
 )
 from gossamer.experiments.arena.lockstep import Gossip
+from gossamer.experiments.build import choose_twins
 from gossamer.experiments.config.needs import refuse_unused_axes, warn_unused_keys
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.federated.comparison import parse_comparison
 from gossamer.experiments.live.layout import plan
 from gossamer.experiments.live.run import print_outcome, run_live
 from gossamer.experiments.results import Results, read_records
-from gossamer.models import ModelError, SgdLearner, choose_twins
+from gossamer.models import ModelError, SgdLearner
 from gossamer.peer import Broker, BrokerAddress
 
 KINDS: dict[str, Any] = {
@@ -277,3 +280,13 @@ def test_a_live_swarm_says_what_its_peers_gain(
     assert table["gain"]["accuracy"]["mean"] == outcome.gain.accuracy.mean
     print_outcome(settings, outcome)
     assert "what peers gain by taking part" in capsys.readouterr().out
+
+
+def test_the_seed_chooses_a_fraction_of_the_peers_and_at_least_one() -> None:
+    assert choose_twins(0.0, 16, 0) == []
+    assert len(choose_twins(0.1, 16, 0)) == 2
+    assert len(choose_twins(0.01, 16, 0)) == 1
+    assert choose_twins(1.0, 5, 0) == list(range(5))
+    assert len({tuple(choose_twins(0.1, 16, seed)) for seed in range(10)}) > 5
+    counts = np.bincount([peer for seed in range(500) for peer in choose_twins(0.25, 8, seed)])
+    assert stats.chisquare(counts).pvalue > 0.001

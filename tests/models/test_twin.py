@@ -29,7 +29,6 @@ from gossamer.models import (
     SlicedNetwork,
     SwarmGain,
     average,
-    choose_twins,
     draws_twin,
     mlp,
     sparse_vectors,
@@ -211,16 +210,6 @@ def test_a_learner_that_needs_other_peers_is_refused() -> None:
 
 
 # --- which peers have one ---------------------------------------------------------------------------
-
-
-def test_the_seed_chooses_a_fraction_of_the_peers_and_at_least_one() -> None:
-    assert choose_twins(0.0, 16, 0) == []
-    assert len(choose_twins(0.1, 16, 0)) == 2
-    assert len(choose_twins(0.01, 16, 0)) == 1
-    assert choose_twins(1.0, 5, 0) == list(range(5))
-    assert len({tuple(choose_twins(0.1, 16, seed)) for seed in range(10)}) > 5
-    counts = np.bincount([peer for seed in range(500) for peer in choose_twins(0.25, 8, seed)])
-    assert stats.chisquare(counts).pvalue > 0.001
 
 
 def test_a_peer_that_does_not_know_the_others_draws_by_its_name() -> None:
