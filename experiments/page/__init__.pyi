@@ -2,6 +2,7 @@ from .folders import RunFolder as RunFolder
 from .folders import read_folders as read_folders
 from .history import History as History
 from .history import Observation as Observation
+from .live import LiveSource as LiveSource
 from .report import write_report as write_report
 from .server import PlaybackSource as PlaybackSource
 from .server import Source as Source
