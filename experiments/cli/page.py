@@ -111,10 +111,12 @@ def watch_command(
 def _watch_broker(
     url: str, swarm: str, connection: ConnectionOptions, owner: str | None, host: str, port: int
 ) -> None:
+    import asyncio
+
     from ...gossip import topics
     from ...gossip.security import read_public
     from ...peer import Observer, mqtt_transport
-    from ..page import LiveSource
+    from ..page import POLL_SECONDS, LiveSource
 
     topics.check_name("swarm", swarm)
     address = connection.address(url)
@@ -127,7 +129,17 @@ def _watch_broker(
         async with Observer(lambda: mqtt_transport(address, name), swarm, owner=key) as observer:
             await observer.settle()
             source = LiveSource(observer, _shown(url))
-            await _page(lambda: source, host, port)
+
+            async def follow() -> None:  # curves grow while no window is open
+                while True:
+                    source.poll()
+                    await asyncio.sleep(POLL_SECONDS)
+
+            following = asyncio.create_task(follow(), name="follow the swarm")
+            try:
+                await _page(lambda: source, host, port)
+            finally:
+                following.cancel()
 
     _run(watch())
 
