@@ -43,6 +43,7 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
         "topology": "graphs:topology",
         "virtual": "virtual:virtual",
         "trust": "wire:trust",
+        "page": "page:page",
     }
 )
 """Every benchmark as module:function of this package; the function returns rows. Add new benchmarks here."""

@@ -76,7 +76,7 @@ def _options(*, version: Version = False, debug: bool = False, threads: AtLeastO
 
 
 @command("demo")
-def demo_command(*, broker: str | None = None, output: Output) -> None:
+def demo_command(*, broker: str | None = None, watch: bool = False, output: Output) -> None:
     """Run 16 live peers with 16 different tasks, three times: sharing nothing, everything, partial models.
 
     Prints and draws the accuracy of the three swarms.
@@ -84,12 +84,14 @@ def demo_command(*, broker: str | None = None, output: Output) -> None:
     Args:
         broker: The address of a running broker, or nats or mosquitto to start one (the default).
     """
+    if watch:
+        page.require_bokeh()
     load_torch()
     from ..live.run import run_demo
 
     results = output.results("results/demo", "demo")
     with results.run_folder() as folder, report_interruption(folder):
-        run_demo(folder, broker)
+        run_demo(folder, broker, watch=watch)
     console.offer_report(folder)
 
 

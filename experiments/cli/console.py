@@ -139,6 +139,7 @@ YesOrNo = Annotated[bool, typer.Option()]
 
 COMMON_HELP = {
     "show_settings": "Print every setting and where its value comes from, and exit without running.",
+    "watch": "Show the swarm in the browser while it runs, at the address that is printed.",
     "jobs": "Worker processes; one per core if left out.",
     "ca": "The certificate file of the authority (CA) that signed the broker's certificate.",
     "password_file": "A file with the password of the user in the broker's URL; if left out, the "

@@ -115,6 +115,7 @@ def swarm_command(
     config: Path,
     *,
     broker: str | None = None,
+    watch: bool = False,
     connection: ConnectionOptions,
     output: Output,
     show_settings: bool = False,
@@ -132,7 +133,10 @@ def swarm_command(
     """
     from ...peer import broker_kind
     from ..config.tables import load_config
+    from .page import require_bokeh
 
+    if watch:
+        require_bokeh()
     settings = load_config(config)
     console.note_defaults(config, settings)
     if settings.time is not None or settings.sweep:
@@ -177,6 +181,7 @@ def swarm_command(
                 folder,
                 address or connection.address(used_broker.url),
                 source=str(config),
+                watch=watch,
                 on_planned=lambda: results.begin(keep=to_keep),
             )
         print_outcome(settings, outcome)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,9 +18,10 @@ from ..errors import ConfigError
 from ..results import find_run, require_folder
 from . import console
 from .console import command
-from .live import ConnectionOptions, Port
+from .live import PASSWORD_VARIABLE, ConnectionOptions, Port, broker_password
 
 if TYPE_CHECKING:
+    from ...peer import BrokerAddress
     from ..page import Source
 
 
@@ -64,6 +69,7 @@ def watch_command(
     *,
     host: str = "127.0.0.1",
     port: Port = 0,
+    owner: str | None = None,
     connection: ConnectionOptions,
 ) -> None:
     """Show a swarm in the browser: its graph, curves, peers and events. It only reads.
@@ -77,10 +83,14 @@ def watch_command(
         host: The address to serve the page on. On another one than this machine's loopback, the page's
             address has a secret token, without which nothing is answered.
         port: The port to serve the page on; 0 chooses a free one.
+        owner: The public key of the swarm's owner, gossamer-ed25519:…, to check who is a member.
     """
     require_bokeh()
     if "://" in what:
-        raise ConfigError(f"{what}: running swarms cannot be watched yet; name a folder of results")
+        if swarm is None:
+            raise ConfigError(f"gossamer watch {what}: name the swarm too, as in gossamer join")
+        _watch_broker(what, swarm, connection, owner, host, port)
+        return
     if swarm is not None:
         raise ConfigError(
             f"{swarm}: a folder of results is played back without the name of a swarm"
@@ -95,22 +105,99 @@ def watch_command(
         )
     if others:
         console.warn(f"{what}: holds {1 + len(others)} swarms; this is {first.path}")
-    _serve(lambda: PlaybackSource(first), host, port)
+    _run(_page(lambda: PlaybackSource(first), host, port))
 
 
-def _serve(make_source: Callable[[], Source], host: str, port: int) -> None:
+def _watch_broker(
+    url: str, swarm: str, connection: ConnectionOptions, owner: str | None, host: str, port: int
+) -> None:
     import asyncio
-    import secrets
 
+    from ...gossip import topics
+    from ...gossip.security import read_public
+    from ...peer import Observer, mqtt_transport
+    from ..page import POLL_SECONDS, LiveSource
+
+    topics.check_name("swarm", swarm)
+    address = connection.address(url)
+    if password := broker_password(address.url, connection.password_file):
+        address = address.updated(password=password)
+    key = None if owner is None else read_public(owner)
+    name = f"observer-{secrets.token_hex(4)}"
+
+    async def watch() -> None:
+        async with Observer(lambda: mqtt_transport(address, name), swarm, owner=key) as observer:
+            await observer.settle()
+            source = LiveSource(observer, _shown(url))
+
+            async def follow() -> None:  # curves grow while no window is open
+                while True:
+                    source.poll()
+                    await asyncio.sleep(POLL_SECONDS)
+
+            following = asyncio.create_task(follow(), name="follow the swarm")
+            try:
+                await _page(lambda: source, host, port)
+            finally:
+                following.cancel()
+
+    _run(watch())
+
+
+@contextlib.contextmanager
+def watching(
+    wanted: bool, address: BrokerAddress, swarm: str, owner: str | None = None
+) -> Iterator[None]:
+    """While the block runs, serve the page of a swarm from a process of its own, if that is wanted.
+
+    A process of its own, since drawing for the browser must not slow the supervisor of the peers down. It
+    prints the page's address.
+    """
+    if not wanted:
+        yield
+        return
+    options = {
+        "--ca": address.ca, "--certificate": address.certificate, "--key": address.key,
+        "--mqtt": address.version, "--owner": owner,
+    }  # fmt: skip
+    arguments = [text for name, value in options.items() if value for text in (name, str(value))]
+    environment = dict(os.environ)
+    if address.password:
+        environment[PASSWORD_VARIABLE] = address.password
+    page = subprocess.Popen(
+        [sys.executable, "-m", "gossamer", "watch", address.url, swarm, *arguments], env=environment
+    )
+    try:
+        yield
+    finally:
+        page.terminate()
+        page.wait()
+
+
+def _shown(url: str) -> str:
+    """Return a broker's address without user and password."""
+    from ...gossip import Address
+
+    address = Address.parse(url)
+    return f"{address.host}:{address.port}"
+
+
+def _page(make_source: Callable[[], Source], host: str, port: int) -> Coroutine[Any, Any, None]:
     from ..page import is_loopback, serve_page
 
     token = None if is_loopback(host) else secrets.token_urlsafe(16)
-    show = serve_page(
+    return serve_page(
         make_source,
         host=host,
         port=port,
         token=token,
         on_ready=lambda url: console.say(f"page: {url}"),
     )
+
+
+def _run(page: Coroutine[Any, Any, None]) -> None:
+    """Serve a page until Ctrl-C."""
+    import asyncio
+
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(show)
+        asyncio.run(page)

@@ -36,6 +36,7 @@ from ...peer import (
 from ..build import Member, Swarm, shared_models, write_peers
 from ..cli import console
 from ..cli.live import broker_password
+from ..cli.page import watching
 from ..config.tables import Config, ConfigError, parse_config, without_networks
 from ..results import (
     EVENTS_FILE,
@@ -105,12 +106,14 @@ def run_live(
     *,
     source: str = "config",
     quiet: bool = False,
+    watch: bool = False,
     on_planned: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Run a config as a live swarm of processes and return its results.
 
     folder: where results are written. Must be new or empty, except for the keys in `trust`: peers would
         resume from the checkpoints of another run.
+    watch: serve a page of the swarm while it runs, and print its address.
     on_planned: called after the config was checked, before the first results are written.
 
     If the metrics cannot be written, for example because the disk is full, the swarm still runs to its end;
@@ -129,6 +132,7 @@ def run_live(
     with (
         _MetricsFile(folder / "metrics.jsonl", events) as file,
         RecordFile(folder / EVENTS_FILE) as event_file,
+        watching(watch, spec.broker, spec.swarm, spec.peers[0].settings.owner),
     ):
 
         def tell(event: str) -> None:
@@ -409,13 +413,16 @@ def demo_config(scheme: str) -> Config:
     )
 
 
-def run_demo(out: Path, broker: str | None = None) -> None:
-    """Run the three swarms on one broker, print their accuracy and draw it."""
+def run_demo(out: Path, broker: str | None = None, *, watch: bool = False) -> None:
+    """Run the three swarms on one broker, print their accuracy and draw it.
+
+    watch: serve a page of each swarm while it runs.
+    """
     rows = []
     folders = {scheme: out / scheme.replace(" ", "-") for scheme in SCHEMES}
     with broker_for(broker) as address:
         for scheme, folder in folders.items():
-            outcome = run_live(demo_config(scheme), folder, address)
+            outcome = run_live(demo_config(scheme), folder, address, watch=watch)
             values = list(outcome.accuracy.values())
             columns = (f"{value:.3f}" for value in (np.mean(values), min(values), max(values)))
             distance = max(outcome.consensus.values(), default=nan)

@@ -2,7 +2,9 @@ from .folders import RunFolder as RunFolder
 from .folders import read_folders as read_folders
 from .history import History as History
 from .history import Observation as Observation
+from .live import LiveSource as LiveSource
 from .report import write_report as write_report
+from .server import POLL_SECONDS as POLL_SECONDS
 from .server import PlaybackSource as PlaybackSource
 from .server import Source as Source
 from .server import is_loopback as is_loopback

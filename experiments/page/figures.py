@@ -8,6 +8,7 @@ server.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from math import isfinite, log10, nan, sqrt
 from typing import Any, TypeAlias
 
@@ -90,7 +91,7 @@ class Panels:
         )
         self.models = bk.ColumnDataSource({name: [] for name in ("xs", "ys", "model", "colour")})
         self.sent = bk.ColumnDataSource({"x": [], "y": []})
-        self.events = bk.ColumnDataSource(_event_columns([]))
+        self.events = bk.ColumnDataSource(_event_columns([], None))
         self._mapper = bk.LinearColorMapper(
             palette=Viridis256, low=0.0, high=1.0, nan_color="#9aa3ab"
         )
@@ -248,8 +249,9 @@ class Panels:
 
     def _timeline(self) -> Model:
         plot = line_figure(
-            "what happened", 200, x_label=self._history.x_label, x_range=self.x_range,
-            y_range=list(reversed(EVENT_ROWS)),
+            "what happened", 200, x_label=self._history.x_label, y_range=list(reversed(EVENT_ROWS)),
+            # Peers may have joined long before the page was opened: the curves keep a range of their own.
+            **({"x_range": self.x_range} if self._history.origin is None else {}),
         )  # fmt: skip
         self._event_filter = bk.BooleanFilter(booleans=None)
         marks = plot.scatter(
@@ -267,12 +269,13 @@ class Panels:
             ("round", "round", 60, "0,0"), ("accuracy", "accuracy", 80, "0.000"),
             ("gain", "gain over alone", 110, "+0.000"), ("disagreement", "disagreement", 150, _PLAIN),
             ("mb", "MB sent", 80, "0,0.0"), ("seen", "last heard", 90, None),
+            ("checked", "signature", 80, _STATE),
         ]  # fmt: skip
         if self._whole is not None:
             states = list(self._whole.peers.values())
             values = _peer_columns(states, group_colours(states), {}, self._whole)
             empty = {name for name, column in values.items() if _is_empty(column)}
-            shown = [each for each in shown if each[0] not in empty | {"seen"}]
+            shown = [each for each in shown if each[0] not in empty | {"seen", "checked"}]
         self._peer_filter = bk.BooleanFilter(booleans=None)
         return bk.DataTable(
             source=self.peers, view=bk.CDSView(filter=self._peer_filter),
@@ -379,7 +382,7 @@ class Panels:
         stamp = hash(tuple(events[-3:])) ^ len(events)
         if stamp != self._events_drawn:
             self._events_drawn = stamp
-            self.events.data = _event_columns(events)
+            self.events.data = _event_columns(events, self._history.origin)
 
     def _place(self, states: Sequence[PeerState]) -> dict[str, tuple[float, float]]:
         """Return a position for every peer; computes them again only if peers or links have changed."""
@@ -557,6 +560,7 @@ def _peer_columns(
         "round": [s.round for s in states],
         "accuracy": [s.accuracy for s in states],
         "gain": [s.gain for s in states],
+        "checked": [s.checked for s in states],
         "disagreement": [_disagreement(s) for s in states],
         "mb": [s.bytes / 1e6 if s.bytes else nan for s in states],
         "seen": ["" if history.x_label == "round" else _ago(s.seen, history.now) for s in states],
@@ -591,18 +595,26 @@ def _is_empty(column: Sequence[Any]) -> bool:
     return all(value in ("", NO_GROUP) or value != value for value in column)
 
 
-def _event_columns(events: Sequence[Event]) -> dict[str, list[Any]]:
-    """Return the columns of the events' source, the newest first."""
+def _event_columns(events: Sequence[Event], origin: float | None) -> dict[str, list[Any]]:
+    """Return the columns of the events' source, the newest first. origin: see History."""
     newest = sorted(events, key=lambda event: -event.time)
     return {
         "time": [event.time for event in newest],
-        "when": [f"{event.time:,.1f}".removesuffix(".0") for event in newest],
+        "when": [_when(event.time, origin) for event in newest],
         "row": [_ROW_OF[event.kind] for event in newest],
         "kind": [event.kind for event in newest],
         "colour": [EVENT_COLOURS[_ROW_OF[event.kind]] for event in newest],
         "peer": [event.peer for event in newest],
         "text": [event.text for event in newest],
     }
+
+
+def _when(time: float, origin: float | None) -> str:
+    """The time of an event: by the wall clock, if it is about now."""
+    if origin is None:
+        return f"{time:,.1f}".removesuffix(".0")
+    today = abs(time) < 12 * 3600
+    return f"{datetime.fromtimestamp(origin + time):{'%H:%M:%S' if today else '%d %b %H:%M'}}"
 
 
 def _stamp(state: PeerState) -> int:

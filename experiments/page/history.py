@@ -35,6 +35,7 @@ class Observation:
     time: the position on the x axis: seconds or rounds. state: a phase of a live peer, or one of `GONE`.
     disagreement: by partial model, the peer's relative distance from its neighbours' values.
     neighbours: names of the peers that it sends to. gain: accuracy minus that of a twin that learns alone.
+    checked: what is to be known about its signature: empty if it was checked or the swarm has none.
     """
 
     peer: str
@@ -50,6 +51,7 @@ class Observation:
     neighbours: Sequence[str] | None = None
     disagreement: Mapping[str, float] = field(default_factory=dict)
     gain: float = nan
+    checked: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class PeerState:
     loss: float = nan
     bytes: int = 0
     gain: float = nan
+    checked: str = ""
     models: tuple[str, ...] = ()
     disagreement: dict[str, float] = field(default_factory=dict)
     seen: float = nan
@@ -110,11 +113,12 @@ class PeerState:
 class History:
     """A swarm's peers, curves, links and events, up to `now`.
 
-    name: shown as the title. x_label: what time is counted in.
+    name: shown as the title. x_label: what time is counted in. origin: the wall clock's time at 0, for a
+    history of now; None for one of the past.
     """
 
-    def __init__(self, name: str, x_label: str = "seconds"):
-        self.name, self.x_label = name, x_label
+    def __init__(self, name: str, x_label: str = "seconds", origin: float | None = None):
+        self.name, self.x_label, self.origin = name, x_label, origin
         self.now = 0.0
         self.peers: dict[str, PeerState] = {}
         self._links_of: dict[str, set[tuple[str, str]]] = {}
@@ -136,7 +140,7 @@ class History:
         peer.disagreement |= seen.disagreement
         if seen.state is not None:
             peer.reason = ""  # that of an earlier state
-        for name in ("round", "bytes", "state", "reason", "group"):
+        for name in ("round", "bytes", "state", "reason", "group", "checked"):
             if (value := getattr(seen, name)) is not None:
                 setattr(peer, name, value)
         if seen.models is not None:
@@ -153,11 +157,15 @@ class History:
         """All links; None as long as none is known: then every peer may reach every other."""
         return set().union(*self._links_of.values()) if self._links_of else None
 
+    def record(self, event: Event) -> None:
+        """Add an event to the timeline alone: what it means for its peer is known from elsewhere."""
+        self.events.append(event)
+        del self.events[:-MOST_EVENTS]
+
     def add(self, event: Event) -> None:
         """Add an event, and note what it says about the state of its peer."""
         self.now = max(self.now, event.time)
-        self.events.append(event)
-        del self.events[:-MOST_EVENTS]
+        self.record(event)
         peer = self.peers.get(event.peer)
         if peer is None:
             return

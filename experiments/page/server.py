@@ -16,9 +16,12 @@ from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.document import Document
 from bokeh.server.auth_provider import AuthProvider
-from bokeh.server.server import Server
+from bokeh.server.server import BaseServer
+from bokeh.server.tornado import BokehTornado
+from bokeh.server.util import bind_sockets
+from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
-from tornado.web import RequestHandler
+from tornado.web import HTTPError, RequestHandler
 
 from ..errors import ConfigError
 from .document import TEMPLATE, Section, variables
@@ -153,26 +156,29 @@ async def serve_page(
     def fill(doc: Document) -> None:
         doc.add_periodic_callback(build_page(doc, make_source()), round(1000 * POLL_SECONDS))
 
-    options: dict[str, Any] = {}
-    if token is not None:
-        options |= {"auth_provider": _TokenAuth(token), "allow_websocket_origin": ["*"]}
     try:
-        server = Server(
-            {"/": Application(FunctionHandler(fill))}, io_loop=IOLoop.current(), address=host,
-            port=port, **options,
-        )  # fmt: skip
+        sockets, port = bind_sockets(host, port)
     except OSError as error:
         raise ConfigError(
             f"--port {port}: cannot listen on {host}: {error.strerror or error}; name another"
         ) from None
-    server.start()
     shown = f"[{host}]" if ":" in host else host
-    query = "" if token is None else f"?token={token}"
-    on_ready(f"http://{shown}:{server.port}/{query}")
+    # With a token, the page may be reached under any name of this machine: the cookie says who may read.
+    origins = ["*"] if token is not None else [f"{shown}:{port}", f"localhost:{port}"]
+    auth: dict[str, Any] = {} if token is None else {"auth_provider": _TokenAuth(token)}
+    tornado = BokehTornado(
+        {"/": Application(FunctionHandler(fill))}, extra_websocket_origins=origins, **auth
+    )
+    connections = HTTPServer(tornado)
+    connections.add_sockets(sockets)
+    server = BaseServer(IOLoop.current(), tornado, connections)
+    server.start()
+    on_ready(f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}"))
     try:
         await asyncio.Event().wait()
     finally:
         server.stop(wait=False)
+        await connections.close_all_connections()
 
 
 def is_loopback(host: str) -> bool:
@@ -203,7 +209,13 @@ class _TokenAuth(AuthProvider):
                     handler.set_cookie(self.COOKIE, named, httponly=True, samesite="Strict")
                 return "reader"
             kept = handler.get_cookie(self.COOKIE, "") or ""
-            return "reader" if hmac.compare_digest(kept.encode(), self._token.encode()) else None
+            if hmac.compare_digest(kept.encode(), self._token.encode()):
+                return "reader"
+            if handler.request.headers.get("Upgrade", "").lower() == "websocket":
+                raise HTTPError(
+                    403, "without the page's token"
+                )  # a websocket cannot be sent elsewhere
+            return None
 
         return user
 

@@ -1,0 +1,213 @@
+"""The server of pages, without a browser: who is let in, and what a page gets from its source."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from bokeh.document import Document
+from page_kit import write_live, write_run
+
+from gossamer.experiments import ConfigError
+from gossamer.experiments.page import (
+    LiveSource,
+    PlaybackSource,
+    is_loopback,
+    read_folders,
+    serve_page,
+)
+from gossamer.experiments.page.server import build_page
+from gossamer.peer import ObservedPeer, Summary, SwarmState, TimelineEvent
+
+
+def visit(tmp_path: Path, token: str | None, visits: Callable[[str], Awaitable[None]]) -> None:
+    """Serve the playback of a run while `visits` asks for pages."""
+    (run,) = read_folders([write_run(tmp_path / "run")])
+
+    async def serve() -> None:
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        page = asyncio.create_task(
+            serve_page(lambda: PlaybackSource(run), token=token, on_ready=ready.set_result)
+        )
+        try:
+            await visits(await ready)
+        finally:
+            page.cancel()
+            await asyncio.gather(page, return_exceptions=True)
+
+    asyncio.run(serve())
+
+
+async def fetch(
+    address: str, path: str, headers: dict[str, str] | None = None
+) -> tuple[int, str, http.client.HTTPMessage]:
+    def ask() -> tuple[int, str, http.client.HTTPMessage]:
+        place = urlsplit(address).netloc
+        with closing(http.client.HTTPConnection(place, timeout=30)) as connection:
+            connection.request("GET", path, headers=headers or {})
+            answer = connection.getresponse()
+            # A websocket that is opened has no length: all that comes until it is closed.
+            content = (
+                connection.sock.makefile("rb").read() if answer.status == 101 else answer.read()
+            )
+            answer.close()
+            return answer.status, content.decode(), answer.headers
+
+    return await asyncio.to_thread(ask)
+
+
+def upgrade(address: str) -> dict[str, str]:
+    return {
+        "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Origin": f"http://{urlsplit(address).netloc}",
+    }  # fmt: skip
+
+
+def test_page_on_loopback_needs_no_token(tmp_path: Path) -> None:
+    async def visits(address: str) -> None:
+        assert urlsplit(address).hostname == "127.0.0.1"
+        status, text, _ = await fetch(address, "/")
+        assert status == 200
+        assert "garden" in text
+
+    visit(tmp_path, None, visits)
+
+
+def test_wrong_token_is_refused_with_one_line(tmp_path: Path) -> None:
+    async def visits(address: str) -> None:
+        assert address.endswith("?token=secret")
+        for path in ("/", "/?token=wrong", "/?token="):
+            status, _, headers = await fetch(address, path)
+            assert status == 302
+            status, text, _ = await fetch(address, headers["Location"])
+            assert status == 403
+            assert text.startswith("refused: ")
+            assert text.count("\n") == 1
+        status, text, headers = await fetch(address, "/?token=secret")
+        assert status == 200
+        assert "garden" in text
+        cookie = headers["Set-Cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        status, _, _ = await fetch(address, "/", {"Cookie": cookie.partition(";")[0]})
+        assert status == 200
+
+    visit(tmp_path, "secret", visits)
+
+
+def test_websocket_without_the_token_gets_nothing(tmp_path: Path) -> None:
+    async def visits(address: str) -> None:
+        _, text, _ = await fetch(address, "/ws", upgrade(address))  # returns when it is closed
+        assert text == ""
+
+    visit(tmp_path, "secret", visits)
+
+
+def test_other_addresses_need_a_token() -> None:
+    with pytest.raises(ConfigError, match="token"):
+        asyncio.run(serve_page(lambda: pytest.fail("nobody asked"), host="192.0.2.1"))
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert is_loopback("localhost")
+    assert not is_loopback("0.0.0.0")
+    assert not is_loopback("garden.lan")
+
+
+def test_playback_goes_on_and_stops_at_the_end(tmp_path: Path) -> None:
+    (run,) = read_folders([write_live(tmp_path / "run")])
+    now = [0.0]
+    source = PlaybackSource(run, lambda: now[0])
+    update = build_page(Document(), source)
+    assert source.history.peers["0"].round == 1
+    now[0] = 10.0  # half of the playback
+    update()
+    assert source.history.peers["0"].round == 3
+    now[0] = 1000.0
+    update()
+    assert source.history.peers["1"].state == "dead"
+    assert source.history.peers["0"].state == "done"
+
+
+def test_page_shows_what_has_changed_since_the_last_look(tmp_path: Path) -> None:
+    (run,) = read_folders([write_live(tmp_path / "run")])
+    now, doc = [0.0], Document()
+    update = build_page(doc, PlaybackSource(run, lambda: now[0]))
+    table = doc.get_model_by_name("peers")
+    assert table is not None
+    peers: Any = table.source  # type: ignore[attr-defined]
+    assert peers.data["round"] == [1, 1, 1, 1]
+    now[0] = 1000.0
+    update()
+    assert peers.data["state"] == ["done", "dead", "left", "done"]
+    assert peers.data["round"] == [6, 4, 4, 6]
+
+
+class StandIn:
+    """An observer whose state a test writes."""
+
+    connected, connection_problem = True, ""
+
+    def __init__(self) -> None:
+        self.swarm = SwarmState("garden")
+
+
+def summary(time: float, accuracy: float, round: int, *neighbours: str) -> Summary:
+    return Summary(
+        session="s", time=time, since=0.0, state="training", phase="training", round=round, rounds=None,
+        version="0.1.0", metrics={"accuracy": accuracy, "alone_accuracy": accuracy - 0.1},
+        neighbours=neighbours, sent_bytes=1000 * round,
+    )  # fmt: skip
+
+
+def test_live_swarm_becomes_a_history() -> None:
+    observer, now = StandIn(), [1000.0]
+    source = LiveSource(observer, "broker.lan:1883", lambda: now[0])  # type: ignore[arg-type]
+    assert "no peer of swarm garden" in source.poll()
+    state = observer.swarm
+    for name, other in (("anna@1", "ben@2"), ("ben@2", "anna@1")):
+        state.peers[name] = ObservedPeer(
+            name, "online", last_heard=1001.0, models=("global",),
+            summary=summary(1001.0, 0.5, 3, other),
+        )  # fmt: skip
+    state.timeline.append(TimelineEvent(990.0, "joined", "anna@1", "joined garden"))
+    now[0] = 1002.0
+    source.poll()
+    history = source.history
+    assert history.links == {("ben", "anna")}
+    assert history.mean.y == [0.5]
+    assert history.peers["anna"].gain == pytest.approx(0.1)
+    assert [(event.time, event.peer) for event in history.events] == [(-10.0, "anna")]
+    state.peers["ben@2"] = ObservedPeer(
+        "ben@2", "left", reason="its battery is empty", last_heard=1003.0, models=("global",),
+        summary=summary(1003.0, 0.7, 4),
+    )  # fmt: skip
+    state.timeline.append(TimelineEvent(1003.0, "left", "ben@2", "left: its battery is empty"))
+    now[0] = 1004.0
+    source.poll()
+    assert (history.peers["ben"].state, history.peers["ben"].reason) == (
+        "left",
+        "its battery is empty",
+    )
+    assert history.mean.y == [0.5, 0.5]
+    assert len(history.events) == 2
+    observer.connected, observer.connection_problem = False, "connection refused"
+    assert "connection refused" in source.poll()
+
+
+def test_peer_that_cannot_be_checked_is_marked() -> None:
+    observer = StandIn()
+    observer.swarm.peers["eve@3"] = ObservedPeer(
+        "eve@3", "online", checked="refused", problem="its card is not signed by its key"
+    )
+    source = LiveSource(observer, "broker.lan:1883", lambda: 1000.0)  # type: ignore[arg-type]
+    source.poll()
+    eve = source.history.peers["eve"]
+    assert (eve.state, eve.reason, eve.checked) == (
+        "refused", "its card is not signed by its key", "refused",
+    )  # fmt: skip
