@@ -95,6 +95,16 @@ class LifecycleSettings(SettingsTable):
     """Seconds from one check for due repetitions and recalls of transfers to the next, if nothing arrives."""
 
 
+class DiscoverySettings(SettingsTable):
+    """Whether a peer appears in a home automation system."""
+
+    discovery: bool = False
+    """Whether the peer publishes its state, round and accuracy as plain JSON, with the MQTT discovery records
+    of Home Assistant, in which it then appears as a device. Neither is signed, also with trust: anyone who
+    reaches the broker can read and forge what Home Assistant shows. A broker with access rules needs
+    `gossamer broker --acl … --discovery`."""
+
+
 class NeighbourSettings(SettingsTable):
     """A peer's neighbours and its role towards them. `gossamer swarm`, and a device that joins with a config,
     compute these settings from the config's graph and names; a device without a config has them in its
@@ -205,6 +215,7 @@ class Settings(
     SharingSettings,
     GossipSettings,
     LifecycleSettings,
+    DiscoverySettings,
     NeighbourSettings,
     ProtectionSettings,
     CredentialSettings,

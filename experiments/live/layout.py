@@ -26,6 +26,7 @@ from ...models import choose_twins
 from ...peer import (
     BrokerAddress,
     CredentialSettings,
+    DiscoverySettings,
     LifecycleSettings,
     MatchingSettings,
     NeighbourSettings,
@@ -348,6 +349,7 @@ class JoinConfig(
     ScheduleSettings,
     GossipSettings,
     LifecycleSettings,
+    DiscoverySettings,
     NeighbourSettings,
     MatchingSettings,
     LinkSettings,
