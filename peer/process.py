@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from gossamer.entry import call_entry
 from gossamer.errors import GossamerError
 from gossamer.files import atomic_path, write_atomically
+from gossamer.logs import log_to_stderr
 
 from ..models import Learner
 from .address import BrokerAddress, mqtt_connect
@@ -41,6 +42,10 @@ _log = logging.getLogger(__name__)
 WITH_PARENT = "--with-parent"
 """Option of the command line: the peers leave at end of file on standard input. Do not use it for peers
 that a person or an init system starts: their standard input may be closed from the start."""
+
+
+LOG_JSON = "--log-json"
+"""Option of the command line: log lines are JSON objects."""
 
 
 @dataclass(frozen=True)
@@ -239,9 +244,7 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
     Path(spec.folder).mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(spec.threads)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(as_json=LOG_JSON in arguments[1:])
     parent = sys.stdin.fileno() if WITH_PARENT in arguments[1:] else None
     return run_guarded(spec, parent=parent)
 

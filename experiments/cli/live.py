@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from gossamer.logs import log_to_stderr
 
 from ..errors import ConfigError
 from ..results import make_folder, require_folder
@@ -212,6 +213,7 @@ def join_command(
     network: Path | None = None,
     replace: bool = False,
     metrics: MetricsOptions,
+    log_json: bool = False,
     out: Out = None,
     again: bool = False,
     show_settings: bool = False,
@@ -232,6 +234,7 @@ def join_command(
         owner: The public key of the swarm's owner, gossamer-ed25519:…
         network: A trained network (safetensors) whose values are averaged with those of the swarm.
         replace: Replace a peer of the same name that may still be running on another device.
+        log_json: Write each log line as a JSON object: time, level, logger, message.
         out: The folder for the checkpoint and the results; results/SWARM-NAME if left out.
         again: Start from the beginning, even if the peer has finished.
     """
@@ -256,9 +259,7 @@ def join_command(
     folder = make_folder(out or default)
     if not _may_start(folder, spec, again):
         return
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(as_json=log_json)
     port = metrics.metrics_port
     served = None if port is None else (metrics.metrics_host, port)
     code = run_guarded(ProcessSpec(plan.broker, str(folder), [spec]), metrics=served)
