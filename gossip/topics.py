@@ -5,6 +5,7 @@ gossamer/v1/{swarm}/peer/{name}/status          retained: online, left, or the l
 gossamer/v1/{swarm}/peer/{name}/inbox/{model}   gossip messages to that peer; never retained
 gossamer/v1/{swarm}/peer/{name}/metrics         telemetry
 gossamer/v1/{swarm}/peer/{name}/summary         retained: how the peer is doing, for observers
+gossamer/v1/{swarm}/peer/{name}/state           retained: a few values as plain JSON, for home automation
 gossamer/v1/{swarm}/peer/{name}/death           retained: the owner declares a session over
 """
 
@@ -17,16 +18,18 @@ from typing import Final, Literal, TypeAlias
 
 from gossamer.errors import GossamerError
 
-Kind: TypeAlias = Literal["card", "status", "inbox", "metrics", "summary", "death"]
+Kind: TypeAlias = Literal["card", "status", "inbox", "metrics", "summary", "state", "death"]
 
 ROOT: Final = "gossamer/v1"
 _MAX_NAME = 64
 _NAME = re.compile(rf"[A-Za-z0-9._&@-]{{1,{_MAX_NAME}}}")
 _CACHE_SIZE = 256
 """Topics that are cached after parsing or formatting: most messages use the same few."""
-_KINDS_WITHOUT_MODEL: tuple[Kind, ...] = ("card", "status", "metrics", "summary", "death")
+_KINDS_WITHOUT_MODEL: tuple[Kind, ...] = (
+    "card", "status", "metrics", "summary", "state", "death",
+)  # fmt: skip
 
-_RETAINED = ("/card", "/status", "/summary", "/death", "/owner/revocations")
+_RETAINED = ("/card", "/status", "/summary", "/state", "/death", "/owner/revocations")
 
 
 class TopicError(GossamerError, ValueError):
@@ -100,6 +103,11 @@ def metrics(swarm: str, peer: str) -> str:
 def summary(swarm: str, peer: str) -> str:
     """Return the topic at which `peer` publishes its summary, which only observers read (retained)."""
     return str(Topic(swarm, peer, "summary"))
+
+
+def state(swarm: str, peer: str) -> str:
+    """Return the topic of the few values that `peer` publishes as plain JSON, if it is told to (retained)."""
+    return str(Topic(swarm, peer, "state"))
 
 
 def death(swarm: str, peer: str) -> str:

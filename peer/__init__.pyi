@@ -35,6 +35,9 @@ from .exits import PeerError as PeerError
 from .exits import Replaced as Replaced
 from .exits import exit_on_interrupt as exit_on_interrupt
 from .exits import stop_signals as stop_signals
+from .home_assistant import DISCOVERY_PREFIX as DISCOVERY_PREFIX
+from .home_assistant import discovery_records as discovery_records
+from .home_assistant import discovery_topics as discovery_topics
 from .lifecycle import Connect as Connect
 from .lifecycle import Peer as Peer
 from .lifecycle import Report as Report
@@ -65,10 +68,14 @@ from .problems import find_problems as find_problems
 from .process import PeerSpec as PeerSpec
 from .process import ProcessSpec as ProcessSpec
 from .process import run_guarded as run_guarded
+from .prometheus import serve_swarm_metrics as serve_swarm_metrics
+from .prometheus import summary_families as summary_families
+from .prometheus import swarm_families as swarm_families
 from .records import RecordFile as RecordFile
 from .records import is_record as is_record
 from .records import label as label
 from .settings import CredentialSettings as CredentialSettings
+from .settings import DiscoverySettings as DiscoverySettings
 from .settings import LifecycleSettings as LifecycleSettings
 from .settings import Limits as Limits
 from .settings import Matching as Matching

@@ -36,6 +36,7 @@ from ..gossip import HEADER_BYTES, MIN_PACKET_BYTES, Transport, TransportError, 
 from ..gossip.security import Death, SecurityEvent, SecurityLayer, TrustError
 from .engine import Engine, View
 from .exits import PeerError, Replaced
+from .home_assistant import discovery_records, state_payload
 from .machine import Worker
 from .outgoing import Outgoing
 from .presence import (
@@ -141,6 +142,10 @@ class Link:
         self._metrics: dict[str, float | None] = {}
         self._disagreement: dict[str, float] = {}
         self._round_ended: float | None = None
+        self.last_summary: Summary | None = None
+        """The summary that was made last. It is immutable, so other threads may read it."""
+        self._is_discoverable = False
+        """Whether the records by which Home Assistant knows of this peer are published."""
         self._noted_mismatches: dict[tuple[str, str], str] = {}
         self._noted_events = 0
         """How many of the journal's events were in the last summary, or made it due."""
@@ -285,6 +290,22 @@ class Link:
             self.dropped["summary-too-large"] += 1
             return
         await self.transport.publish(topic, self.security.summary(body), retain=True, qos=qos)
+        if self.settings.discovery:
+            await self._publish_discovery(qos)
+
+    async def _publish_discovery(self, qos: int | None) -> None:
+        """Publish what Home Assistant shows of this peer; before that, once, that there is such a peer."""
+        swarm = self.settings.swarm
+        if not self._is_discoverable:
+            if qos == 0:
+                return  # it leaves: it must not wait for the broker
+            records = discovery_records(swarm, self.name, self.settings.lease)
+            for topic, record in records.items():
+                await self.transport.publish(topic, record, retain=True, qos=1)
+            self._is_discoverable = True
+        assert self.last_summary is not None
+        values = state_payload(self.last_summary)
+        await self.transport.publish(self.topic("state"), values, retain=True, qos=qos)
 
     def summary(self, ended: Ended | None = None) -> Summary:
         """Return what observers may know of this peer, as of the engine's last call."""
@@ -307,7 +328,7 @@ class Link:
         refused = {peer: text for (peer, _), text in mismatches if peer in online}
         refused |= dict.fromkeys(view.quarantined, "its guards have put it in quarantine")
         self._noted_events = journal.count
-        return Summary(
+        self.last_summary = Summary(
             session=self.session,
             time=self.machine.wall(),
             since=self.session_began,
@@ -330,6 +351,7 @@ class Link:
             last_end=None if view.last_end is None else Ended(**view.last_end),
             events=journal.events,
         )
+        return self.last_summary
 
     async def keep_card(self) -> None:
         """Publish the card again whenever another client cleared or overwrote it, until it stays."""

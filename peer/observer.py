@@ -43,10 +43,11 @@ from ..gossip.security import (
 from .presence import LEASE_MARGIN, Card, Phase, Status, read_card, read_status
 from .summary import Summary, read_summary
 
-KINDS: tuple[Literal["card", "status", "summary", "death"], ...] = (
-    "card", "status", "summary", "death",
+KINDS: tuple[Literal["summary", "death", "card", "status"], ...] = (
+    "summary", "death", "card", "status",
 )  # fmt: skip
-"""The topics of a peer that an observer reads."""
+"""The topics of a peer that an observer reads, in the order of its subscriptions: summaries and death notices
+tell since when a retained status holds."""
 MAX_OBSERVED = 4096
 """Most peers that an observer keeps: any client of the broker can publish under any number of names."""
 MAX_TIMELINE = 1000
@@ -457,7 +458,12 @@ def _record(peer: str, entry: _Entry, now: float) -> ObservedPeer:
             models=tuple(card.models), settings=card.agree,
         )  # fmt: skip
     if status is not None:
-        record = replace(record, counts=status.counts, phase=status.phase, leaving=status.leaving)
+        counts, phase = status.counts, status.phase
+        if status.state == "offline" and entry.summary is not None:  # a last will says neither
+            told = entry.summary.models.items()
+            counts = {model: each.rounds for model, each in told if each.counts}
+            phase = entry.summary.phase
+        record = replace(record, counts=counts, phase=phase, leaving=status.leaving)
     return record
 
 

@@ -64,7 +64,7 @@ def find_problems(state: SwarmState, now: float) -> list[Problem]:
 def _uncounted_models(state: SwarmState, now: float) -> list[Problem]:
     found = []
     for model in state.models.values():
-        if model.counting:
+        if model.counting or all(state.peers[m].presence != "online" for m in model.members):
             continue
         joined = [state.peers[name].joined for name in model.members]
         since = min((each for each in joined if each is not None), default=now)

@@ -8,12 +8,13 @@ exits.ExitCode; the reason of a failure is the last line on stderr.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from safetensors import SafetensorError
 from gossamer.entry import call_entry
 from gossamer.errors import GossamerError
 from gossamer.files import write_atomically
+from gossamer.logs import log_to_stderr
 
 from ..models import Learner
 from .address import BrokerAddress, mqtt_connect
@@ -34,6 +36,7 @@ from .exits import ExitCode, PeerError, first_error, stop_signals
 from .expiry import certificate_end
 from .lifecycle import Connect, Peer, Report
 from .machine import Machine
+from .prometheus import serve_metrics, summary_families
 from .records import RecordFile
 from .settings import Limits, Settings
 
@@ -42,6 +45,10 @@ _log = logging.getLogger(__name__)
 WITH_PARENT = "--with-parent"
 """Option of the command line: the peers leave at end of file on standard input. Do not use it for peers
 that a person or an init system starts: their standard input may be closed from the start."""
+
+
+LOG_JSON = "--log-json"
+"""Option of the command line: log lines are JSON objects."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,7 @@ async def run_peer(
     machine: Machine | None = None,
     limits: Limits | None = None,
     expiries: Mapping[str, float] | None = None,
+    on_start: Callable[[Peer], None] = lambda _: None,
 ) -> Report:
     """Run one peer, and save its network, metrics and report in the folder.
 
@@ -127,6 +135,7 @@ async def run_peer(
     after it finished.
 
     leaving: an event; once it is set, the peer hands over its mass and leaves.
+    on_start: called with the peer before it runs.
     """
     if (finished := finished_report(folder, spec.name)) is not None:
         _log.info("peer %s has already finished its %d rounds", spec.name, finished.rounds)
@@ -151,6 +160,7 @@ async def run_peer(
             checkpoint=folder / f"{spec.name}.checkpoint" if spec.settings.checkpoint else None,
             on_report=lambda report: _save_results(folder, spec, learner, network_file, report),
         )  # fmt: skip
+        on_start(peer)
         leave_task = asyncio.create_task(_leave_when(leaving, peer), name=f"{spec.name} leave")
         try:
             return await peer.run()
@@ -204,12 +214,14 @@ async def run_process(
     parent: int | None = None,
     machine: Machine | None = None,
     limits: Limits | None = None,
+    metrics: tuple[str, int] | None = None,
 ) -> list[Report]:
     """Run all peers of a process concurrently; if one fails, the others are cancelled.
 
     parent: a file descriptor that a supervisor holds open, usually standard input; at end of file all peers
         leave.
     machine, limits: passed to each Peer.
+    metrics: the host and port at which the peers' figures are served to Prometheus.
     """
     leaving = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -219,23 +231,31 @@ async def run_process(
         _follow_parent(parent, leaving)
     folder = Path(spec.folder)
     connect, expiries = mqtt_connect(spec.broker), certificate_ends(spec.broker)
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(
-                run_peer(
-                    peer,
-                    connect,
-                    folder,
-                    leaving,
-                    machine=machine,
-                    limits=limits,
-                    expiries=expiries,
-                ),
-                name=peer.name,
-            )
-            for peer in spec.peers
-        ]
+    started: list[Peer] = []
+    with contextlib.ExitStack() as stack:
+        if metrics is not None:
+            host, port = metrics
+            stack.enter_context(serve_metrics(lambda: _figures(started), port, host))
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    run_peer(
+                        peer, connect, folder, leaving, machine=machine, limits=limits,
+                        expiries=expiries, on_start=started.append,
+                    ),
+                    name=peer.name,
+                )
+                for peer in spec.peers
+            ]  # fmt: skip
     return [task.result() for task in tasks]
+
+
+def _figures(peers: Sequence[Peer]) -> Iterable[Any]:
+    """Return the figures of the peers' last summaries, for Prometheus."""
+    links = [peer.link for peer in peers if peer.link is not None]
+    return summary_families(
+        {link.name: link.last_summary for link in links if link.last_summary is not None}
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -251,9 +271,7 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
     Path(spec.folder).mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(spec.threads)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    log_to_stderr(as_json=LOG_JSON in arguments[1:])
     parent = sys.stdin.fileno() if WITH_PARENT in arguments[1:] else None
     return run_guarded(spec, parent=parent)
 
@@ -265,8 +283,8 @@ def run_guarded(spec: ProcessSpec, **options: Any) -> int:
     """
     try:
         asyncio.run(run_process(spec, **options))
-    except BaseExceptionGroup as errors:
-        error = first_error(errors)
+    except (BaseExceptionGroup, GossamerError) as errors:
+        error = first_error(errors) if isinstance(errors, BaseExceptionGroup) else errors
         if not isinstance(error, GossamerError):
             raise
         print(f"error: {error}", file=sys.stderr, flush=True)

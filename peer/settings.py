@@ -161,6 +161,16 @@ class SampleSettings(SettingsTable):
     to forget faster when the data change."""
 
 
+class DiscoverySettings(SettingsTable):
+    """Whether a peer appears in a home automation system."""
+
+    discovery: bool = False
+    """Whether the peer publishes its state, round and accuracy as plain JSON, with the MQTT discovery records
+    of Home Assistant, in which it then appears as a device. Neither is signed, also with trust: anyone who
+    reaches the broker can read and forge what Home Assistant shows. A broker with access rules needs
+    `gossamer broker --acl … --discovery`."""
+
+
 class NeighbourSettings(SettingsTable):
     """A peer's neighbours and its role towards them. `gossamer swarm`, and a device that joins with a config,
     compute these settings from the config's graph and names; a device without a config has them in its
@@ -275,6 +285,7 @@ class Settings(
     GossipSettings,
     LifecycleSettings,
     SampleSettings,
+    DiscoverySettings,
     NeighbourSettings,
     ProtectionSettings,
     CredentialSettings,

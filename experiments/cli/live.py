@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from gossamer.logs import log_to_stderr
 
 from ..errors import ConfigError
 from ..results import make_folder, require_folder
@@ -75,6 +76,20 @@ class ConnectionOptions:
             name = {"version": "mqtt", "url": "broker"}.get(key := str(mistake["loc"][0]), key)
             option = name.replace("_", "-")
             raise ConfigError(f"--{option} {mistake['input']}: {mistake['msg']}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsOptions:
+    """Options of commands that serve figures to Prometheus.
+
+    Args:
+        metrics_port: Serve figures to Prometheus at this port, under /metrics; 0 chooses a free one. Needs
+            gossamer[metrics].
+        metrics_host: The address that --metrics-port listens on. Anyone who reaches it can read the figures.
+    """
+
+    metrics_port: PortIfGiven = None
+    metrics_host: str = "127.0.0.1"
 
 
 def broker_password(
@@ -203,6 +218,8 @@ def join_command(
     owner: str | None = None,
     network: Path | None = None,
     replace: bool = False,
+    metrics: MetricsOptions,
+    log_json: bool = False,
     out: Out = None,
     again: bool = False,
     show_settings: bool = False,
@@ -223,6 +240,7 @@ def join_command(
         owner: The public key of the swarm's owner, gossamer-ed25519:…
         network: A trained network (safetensors) whose values are averaged with those of the swarm.
         replace: Replace a peer of the same name that may still be running on another device.
+        log_json: Write each log line as a JSON object: time, level, logger, message.
         out: The folder for the checkpoint and the results; results/SWARM-NAME if left out.
         again: Start from the beginning, even if the peer has finished.
     """
@@ -247,10 +265,10 @@ def join_command(
     folder = make_folder(out or default)
     if not _may_start(folder, spec, again):
         return
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
-    code = run_guarded(ProcessSpec(plan.broker, str(folder), [spec]))
+    log_to_stderr(as_json=log_json)
+    port = metrics.metrics_port
+    served = None if port is None else (metrics.metrics_host, port)
+    code = run_guarded(ProcessSpec(plan.broker, str(folder), [spec]), metrics=served)
     if code:
         raise typer.Exit(code)
     suffixes = ("safetensors", "jsonl", "report.json")
@@ -310,6 +328,7 @@ def broker_command(
     swarm: str | None = None,
     peer: list[str] | None = None,
     observer: list[str] | None = None,
+    discovery: bool = False,
 ) -> None:
     """Run an MQTT broker until Ctrl-C: nats-server, which is installed with gossamer, or mosquitto.
 
@@ -330,6 +349,8 @@ def broker_command(
         swarm: With --acl: the swarm's name.
         peer: With --acl: a peer's full name (label@id); repeat for more.
         observer: With --acl: the name of a user that may only read; repeat for more.
+        discovery: With --acl: peers with `discovery = true` may appear in Home Assistant; name its user with
+            --observer.
     """
     from ...peer import BROKER_KINDS, BrokerSettings, broker_kind, serve
 
@@ -338,7 +359,7 @@ def broker_command(
     program = broker_kind("nats" if embedded else kind)
     if kind is not None and program is None:
         raise ConfigError(f"broker: --kind {kind}: write {' or '.join(BROKER_KINDS)}")
-    rules = _rules(acl, swarm, peer or [], observer or [], bool(user), port)
+    rules = _rules(acl, swarm, peer or [], observer or [], bool(user), port, discovery=discovery)
     names = tls_name or []
     settings = BrokerSettings(
         host=host,
@@ -396,14 +417,18 @@ def _rules(
     observers: list[str],
     users: bool,
     port: int,
+    *,
+    discovery: bool,
 ) -> RuleFiles | None:
     """Write the access rules of --acl, and print where each password is; None without --acl.
 
     users: whether --user was given, which cannot be combined with --acl.
     """
     if folder is None:
-        if swarm or peers or observers:
-            raise ConfigError("broker: --swarm, --peer and --observer need --acl FOLDER")
+        if swarm or peers or observers or discovery:
+            raise ConfigError(
+                "broker: --swarm, --peer, --observer and --discovery need --acl FOLDER"
+            )
         return None
     if users:
         raise ConfigError("broker: --acl creates its own passwords; leave --user out")
@@ -411,7 +436,7 @@ def _rules(
         raise ConfigError("broker: --acl needs --swarm NAME and at least one --peer NAME")
     from ...peer import write_rules
 
-    files = write_rules(folder, swarm, peers, observers=observers, port=port)
+    files = write_rules(folder, swarm, peers, observers=observers, port=port, discovery=discovery)
     for name, path in files.secrets.items():
         console.say(f"password of {name}: {path}")
     return files

@@ -22,7 +22,7 @@ from rich.text import Text
 from ..errors import ConfigError
 from . import console
 from .console import command
-from .live import ConnectionOptions, broker_password
+from .live import ConnectionOptions, MetricsOptions, broker_password
 
 if TYPE_CHECKING:
     from ...gossip import MqttTransport
@@ -50,6 +50,7 @@ def status_command(
     follow: bool = False,
     as_json: Annotated[bool, typer.Option("--json")] = False,
     quiet: bool = False,
+    metrics: MetricsOptions,
 ) -> None:
     """Show who is in a swarm, who left and why, and how its partial models are doing.
 
@@ -70,10 +71,14 @@ def status_command(
     from ...gossip.security import read_public
 
     topics.check_name("swarm", swarm)
+    if metrics.metrics_port is not None and not follow:
+        raise ConfigError("status: --metrics-port needs --follow: it serves until Ctrl-C")
     owner_key = None if owner is None else read_public(owner)
     transport = _transport(url, connection)
     show = _Show(swarm, as_json=as_json, quiet=quiet)
-    problems = asyncio.run(_observe(transport, swarm, owner_key, show, follow=follow))
+    problems = asyncio.run(
+        _observe(transport, swarm, owner_key, show, follow=follow, metrics=metrics)
+    )
     if problems:
         raise typer.Exit(NEEDS_A_PERSON)
 
@@ -94,9 +99,10 @@ async def _observe(
     show: _Show,
     *,
     follow: bool,
+    metrics: MetricsOptions,
 ) -> list[Problem]:
     """Look at the swarm once, or until cancelled; return what needs a person."""
-    from ...peer import Observer
+    from ...peer import Observer, serve_swarm_metrics
 
     observer = Observer(lambda: transport, swarm, owner=owner)
     try:
@@ -116,7 +122,14 @@ async def _observe(
             )
         if not follow:
             return show.once(observer)
-        await show.follow(observer)
+        if metrics.metrics_port is None:
+            await show.follow(observer)
+            return []
+        with serve_swarm_metrics(
+            observer.swarm, metrics.metrics_port, metrics.metrics_host
+        ) as port:
+            console.warn(f"figures for Prometheus: http://{metrics.metrics_host}:{port}/metrics")
+            await show.follow(observer)
         return []
     finally:
         await observer.__aexit__(None, None, None)

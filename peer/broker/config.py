@@ -20,6 +20,7 @@ from gossamer.files import write_atomically
 
 from ...gossip import ROOT, check_name
 from ...gossip.security import revocation_topic
+from .. import DISCOVERY_PREFIX, discovery_topics
 from . import watchdog
 
 BrokerKind: TypeAlias = Literal["nats", "mosquitto"]
@@ -294,9 +295,17 @@ class Permissions:
 
 
 def permissions(
-    swarm: str, peers: Iterable[str], owner: str = "owner", observers: Iterable[str] = ()
+    swarm: str,
+    peers: Iterable[str],
+    owner: str = "owner",
+    observers: Iterable[str] = (),
+    *,
+    discovery: bool = False,
 ) -> dict[str, Permissions]:
-    """Return the permissions of every user of a swarm; other users have none."""
+    """Return the permissions of every user of a swarm; other users have none.
+
+    discovery: peers may appear in Home Assistant, which is one of the observers.
+    """
     base = f"{ROOT}/{check_name('swarm', swarm)}"
     revocations = revocation_topic(swarm)
 
@@ -306,7 +315,12 @@ def permissions(
     users = {
         peer: Permissions(
             read=(*topics("+", "card", "status", "death"), *topics(peer, "inbox/+"), revocations),
-            write=(*topics(peer, "card", "status", "metrics", "summary"), *topics("+", "inbox/+")),
+            write=(
+                *topics(peer, "card", "status", "metrics", "summary"),
+                *topics("+", "inbox/+"),
+                *(topics(peer, "state") if discovery else ()),
+                *(discovery_topics(swarm, peer).values() if discovery else ()),
+            ),
         )
         for peer in _names(peers)
     }
@@ -315,6 +329,8 @@ def permissions(
         write=(*topics("+", "death"), revocations),
     )
     observed = topics("+", "card", "status", "metrics", "summary", "death")
+    if discovery:
+        observed += (*topics("+", "state"), f"{DISCOVERY_PREFIX}/sensor/+/+/config")
     observing = Permissions(read=(*observed, revocations))
     return users | dict.fromkeys(_names(observers), observing)
 
@@ -327,6 +343,7 @@ def write_rules(
     owner: str = "owner",
     observers: Iterable[str] = (),
     port: int = 1883,
+    discovery: bool = False,
 ) -> RuleFiles:
     """Write passwords and permissions for a broker that several peers share, into a folder.
 
@@ -341,6 +358,7 @@ def write_rules(
     - read all cards, statuses, death notices and revocations, and only its own inbox.
 
     Only the owner may publish revocations and death notices. Observers may read all of that except inboxes.
+    With discovery, peers may publish what makes them appear in Home Assistant, and observers may read it.
     The security of a swarm with trust does not depend on these rules: they keep faulty peers from publishing
     on each other's topics, and reduce traffic.
 
@@ -353,7 +371,7 @@ def write_rules(
             f"the user {clash[0]!r} has two roles: give the owner or observer another name"
         )
     folder, settings = Path(folder), BrokerSettings()
-    rules = permissions(swarm, peers, owner, observers)
+    rules = permissions(swarm, peers, owner, observers, discovery=discovery)
     secret_files = {user: folder / "secrets" / user for user in rules}
     try:
         (folder / "secrets").mkdir(parents=True, exist_ok=True)

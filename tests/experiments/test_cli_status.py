@@ -150,7 +150,11 @@ def test_what_needs_a_person_gives_1_and_one_line_with_the_remedy(status, garden
     "told",
     [
         {"counts": False, "joined": 5.0},  # it has only just come
-        {"state": "offline", "ago": 5.0},  # its lease still runs
+        {
+            "state": "offline",
+            "ago": 5.0,
+            "counts": False,
+        },  # its lease still runs; a will counts nothing
         {"state": "left", "ago": 9e5, "ended": Ended("failed", "x", time.time() - 9e5)},  # long ago
         {"refused": {"gone": "mode is 'async' here"}, "state": "left"},
     ],

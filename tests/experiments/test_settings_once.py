@@ -86,7 +86,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 LINK = {"connect_timeout": 7, "keepalive": 7, "max_packet": 4096}
 COMMAND_LINE_ONLY = {"replace"}
-DEVICE_FILE_ONLY = {"samples_folder", "window"}
+DEVICE_FILE_ONLY = {"discovery", "samples_folder", "window"}
 
 DECLARED_MORE_THAN_ONCE = {
     "exchanges": {
@@ -370,6 +370,11 @@ def test_a_device_that_does_not_wait_for_all_others_is_no_founder(tmp_path) -> N
     assert (trained.founder, trained.trained) == (None, True)
     stated = device(tmp_path, {}, expect=[], founder=True)
     assert load_join(stated, BROKER).spec.settings.founder is True
+
+
+def test_a_devices_file_makes_it_appear_in_home_assistant(tmp_path) -> None:
+    assert load_join(device(tmp_path, {}, discovery=True), BROKER).spec.settings.discovery is True
+    assert load_join(device(tmp_path, {}), BROKER).spec.settings.discovery is False
 
 
 def test_each_device_draws_its_own_neighbours(tmp_path) -> None:

@@ -105,6 +105,15 @@ def test_a_lost_connection_is_offline_then_lost_and_a_return_is_noted():
     assert told.kinds() == ["joined", "offline", "lost", "back"]
 
 
+def test_a_last_will_does_not_take_away_where_a_peer_counts():
+    told = Told()
+    told.come()
+    told.tell("summary", summary(models={"global": ModelSummary(True, 3)}))
+    told.tell("status", status("offline"), NOW + 1)
+    assert (told.bob().counts, told.bob().phase) == ({"global": 3}, "training")
+    assert told.state.models["global"].counting == ("bob",)
+
+
 def test_a_retained_online_status_does_not_prove_that_its_peer_lives():
     """Killed while the broker was down: its last summary is older than its lease."""
     told = Told()
