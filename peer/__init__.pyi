@@ -25,6 +25,7 @@ from .broker import free_port as free_port
 from .broker import is_host as is_host
 from .broker import is_loopback as is_loopback
 from .broker import machine_names as machine_names
+from .broker import read_rules as read_rules
 from .broker import serve as serve
 from .broker import write_rules as write_rules
 from .engine import Engine as Engine

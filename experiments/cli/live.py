@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -20,7 +21,8 @@ from . import console
 from .console import Out, Output, command, load_torch, report_interruption
 
 if TYPE_CHECKING:
-    from ...peer import BrokerAddress, BrokerTls, PeerSpec, RuleFiles
+    from ...peer import BrokerAddress, BrokerSettings, BrokerTls, PeerSpec, RuleFiles
+    from ..live.layout import JoinConfig
 
 OWN_BROKER = "mqtt://127.0.0.1"
 """A placeholder for the URL of the broker that the swarm would start, for --show-settings."""
@@ -207,10 +209,12 @@ def swarm_command(
 
 @command("join")
 def join_command(
+    enrolment: Annotated[Path | None, typer.Argument()] = None,
     *,
-    broker: str,
-    swarm: str,
-    config: Path,
+    broker: str | None = None,
+    swarm: str | None = None,
+    config: Path | None = None,
+    entry: str | None = None,
     name: str | None = None,
     connection: ConnectionOptions,
     identity: Path | None = None,
@@ -230,9 +234,12 @@ def join_command(
     finished, the command prints that and exits, so that a service manager may restart it at any time.
 
     Args:
-        broker: The broker's address: mqtt://, mqtts://, ws:// or wss://.
-        swarm: The swarm's name.
-        config: The device's TOML file.
+        enrolment: The device's file NAME.gossamer, from the swarm's owner (gossamer enrol); it has broker,
+            swarm, key, invitation and password.
+        broker: Without such a file: the broker's address: mqtt://, mqtts://, ws:// or wss://.
+        swarm: Without such a file: the swarm's name.
+        config: The device's TOML file; not needed with an enrolment and --entry.
+        entry: With an enrolment: module:function that makes the device's learner.
         name: The peer's name, if it is not in the file.
         identity: The peer's key file (see gossamer keygen), for a swarm with trust, in which peers are
             authenticated.
@@ -245,14 +252,51 @@ def join_command(
         again: Start from the beginning, even if the peer has finished.
     """
     from ...peer import ProcessSpec, run_guarded
-    from ..live.layout import load_join
+    from ..live.enrolment import Enrolment
+    from ..live.layout import device_of, load_join
 
+    credentials = {
+        "identity": identity and str(identity),
+        "invitation": invitation and str(invitation),
+        "owner": owner,
+    }
+    device: JoinConfig | None = None
+    if enrolment is not None:
+        given = {"--broker": broker, "--swarm": swarm, "--name": name, **credentials}
+        given |= {"--ca": connection.ca, "--password-file": connection.password_file}
+        if unusable := [key for key, value in given.items() if value is not None]:
+            raise ConfigError(
+                f"{enrolment}: has {unusable[0].strip('-')} already: leave out --{unusable[0].strip('-')}"
+            )
+        enrolled = Enrolment.read(enrolment)
+        swarm, broker = enrolled.swarm, enrolled.broker
+        out = out or Path("results") / f"{swarm}-{enrolled.label}"
+        files = enrolled.unpack(require_folder(out))
+        connection = dataclasses.replace(
+            connection, ca=files.get("ca"), password_file=files["password"]
+        )
+        credentials = {
+            "identity": str(files["identity"]),
+            "invitation": str(files["invitation"]),
+            "owner": enrolled.owner,
+        }
+        if config is None:
+            device, config = device_of(enrolled, entry, enrolment), enrolment
+        elif entry is not None:
+            raise ConfigError(
+                "join: give either --entry or --config, which names an entry point too"
+            )
+    elif broker is None or swarm is None or config is None:
+        raise ConfigError(
+            "join: give the file that gossamer enrol wrote, NAME.gossamer, or --broker, --swarm and --config"
+        )
+    elif entry is not None:
+        raise ConfigError("join: --entry is for an enrolment; write it into the file of --config")
     # The file may name an entry point in a module beside it.
     sys.path.insert(0, str(config.parent.resolve()))
     plan = load_join(
-        config, connection.address(broker), name=name, network=network,
-        password_file=connection.password_file, swarm=swarm, identity=identity and str(identity),
-        invitation=invitation and str(invitation), owner=owner, replace=replace or None,
+        config, connection.address(broker), join=device, name=name, network=network,
+        password_file=connection.password_file, swarm=swarm, replace=replace or None, **credentials,
     )  # fmt: skip
     spec = plan.spec
     default = Path("results") / f"{swarm}-{spec.name}"
@@ -316,8 +360,8 @@ def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
 @command("broker")
 def broker_command(
     *,
-    host: str = "127.0.0.1",
-    port: Port = 1883,
+    host: str | None = None,
+    port: PortIfGiven = None,
     websockets: PortIfGiven = None,
     kind: str | None = None,
     embedded: bool = False,
@@ -329,6 +373,7 @@ def broker_command(
     peer: list[str] | None = None,
     observer: list[str] | None = None,
     discovery: bool = False,
+    enrolled: Path | None = None,
 ) -> None:
     """Run an MQTT broker until Ctrl-C: nats-server, which is installed with gossamer, or mosquitto.
 
@@ -336,8 +381,8 @@ def broker_command(
     messages to other peers.
 
     Args:
-        host: The address to listen on.
-        port: The port to listen on; 0 chooses a free one.
+        host: The address to listen on; 127.0.0.1 if left out, or as the devices of --enrolled need it.
+        port: The port to listen on, 1883 if left out; 0 chooses a free one.
         websockets: Also listen for websockets on this port (nats).
         kind: nats or mosquitto; if left out, the first one that is installed.
         embedded: The same as --kind nats.
@@ -351,6 +396,8 @@ def broker_command(
         observer: With --acl: the name of a user that may only read; repeat for more.
         discovery: With --acl: peers with `discovery = true` may appear in Home Assistant; name its user with
             --observer.
+        enrolled: Serve the devices that gossamer enrol has enrolled in this folder, with their passwords
+            and with TLS; devices that are enrolled later may connect without a restart.
     """
     from ...peer import BROKER_KINDS, BrokerSettings, broker_kind, serve
 
@@ -359,19 +406,52 @@ def broker_command(
     program = broker_kind("nats" if embedded else kind)
     if kind is not None and program is None:
         raise ConfigError(f"broker: --kind {kind}: write {' or '.join(BROKER_KINDS)}")
-    rules = _rules(acl, swarm, peer or [], observer or [], bool(user), port, discovery=discovery)
-    names = tls_name or []
-    settings = BrokerSettings(
-        host=host,
-        port=port,
-        websocket_port=websockets,
-        users=dict(map(_user, user or [])),
-        tls=_certificates(tls, host, names),
-        public_name=names[0] if names else None,
-        rules=rules,
-    )
+    if enrolled is not None:
+        if tls or user or acl or swarm or peer or observer or tls_name or discovery:
+            raise ConfigError(
+                "broker: --enrolled has users and certificates of its own: leave others out"
+            )
+        settings = _settings_for_enrolled(enrolled, host, port, websockets)
+    else:
+        host, port = host or "127.0.0.1", 1883 if port is None else port
+        rules = _rules(
+            acl, swarm, peer or [], observer or [], bool(user), port, discovery=discovery
+        )
+        names = tls_name or []
+        settings = BrokerSettings(
+            host=host,
+            port=port,
+            websocket_port=websockets,
+            users=dict(map(_user, user or [])),
+            tls=_certificates(tls, host, names),
+            public_name=names[0] if names else None,
+            rules=rules,
+        )
     if code := serve(settings, kind=program):
         raise typer.Exit(code)
+
+
+def _settings_for_enrolled(
+    folder: Path, host: str | None, port: int | None, websockets: int | None
+) -> BrokerSettings:
+    """Return the settings of a broker for the devices that were enrolled in a folder."""
+    from ...gossip import Address
+    from ...peer import BrokerSettings, BrokerTls, is_loopback, read_rules
+    from ..live.enrolment import read_described
+
+    address = Address.parse(read_described(folder)["broker"])
+    files = folder / "broker"
+    tls = None
+    if address.tls:
+        tls = BrokerTls(files / "ca.pem", files / "server.pem", files / "server.key")
+    return BrokerSettings(
+        host=host or ("127.0.0.1" if is_loopback(address.host) else "0.0.0.0"),
+        port=address.port if port is None else port,
+        websocket_port=websockets,
+        tls=tls,
+        public_name=address.host,
+        rules=read_rules(files),
+    )
 
 
 def _certificates(folder: Path | None, host: str, names: list[str]) -> BrokerTls | None:

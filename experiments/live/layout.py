@@ -64,6 +64,7 @@ from ..config.tables import (
     without_networks,
 )
 from ..graphs.swarm import PUSHES, SwarmGraph, print_graph_notes, swarm_graph
+from .enrolment import Enrolment
 
 DEFAULT_ENTRY = "gossamer.experiments.build:make_learner"
 """The entry point that builds the learner of a peer that a config describes."""
@@ -442,10 +443,20 @@ def read_join(path: Path) -> JoinConfig:
     return parse_table(JoinConfig, read_table(path), str(path))
 
 
+def device_of(enrolment: Enrolment, entry: str | None, path: Path) -> JoinConfig:
+    """Return what a device's file would say for a device that was enrolled; path: of the enrolment."""
+    if entry is None:
+        raise ConfigError(
+            f"{path}: does not say what the device learns: give --entry module:function, or --config FILE"
+        )
+    return parse_table(JoinConfig, {"entry": entry, **enrolment.settings}, str(path))
+
+
 def load_join(
     path: Path,
     broker: BrokerAddress,
     *,
+    join: JoinConfig | None = None,
     name: str | None = None,
     network: Path | None = None,
     password_file: Path | None = None,
@@ -453,10 +464,12 @@ def load_join(
 ) -> JoinPlan:
     """Read a device's file and return all that the device's process needs.
 
+    join: the content of the file, if it has been read already.
+
     All other arguments come from the command line and override the file; raises ConfigError naming the file
     and key that is invalid. options: values of fields of Settings, None if not given.
     """
-    join = read_join(path)
+    join = join or read_join(path)
     if (join.entry is None) == (join.config is None):
         raise ConfigError(f"{path}: give either 'entry' or 'config' (with 'index')")
     if unused := (join.model_fields_set & {"index" if join.entry else "arguments"}):

@@ -149,7 +149,11 @@ class Identity:
 
     def save(self, path: Path) -> None:
         """Write the private key to a new file that only this user can read."""
-        write_secret(path, f"{_PRIVATE_PREFIX}{self.label}:{to_text(self.secret())}\n")
+        write_secret(path, self.to_text())
+
+    def to_text(self) -> str:
+        """Return the content of a key file: whoever has it can act as this peer."""
+        return f"{_PRIVATE_PREFIX}{self.label}:{to_text(self.secret())}\n"
 
     @classmethod
     def load(cls, path: Path) -> Identity:

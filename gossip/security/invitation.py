@@ -234,11 +234,16 @@ def read_claims(invitation: bytes, owner: bytes) -> Claims:
     return signed.parse(Claims, head, "an invitation", "uninvited")
 
 
+def invitation_text(invitation: bytes) -> str:
+    """Return the content of an invitation's file."""
+    return f"{_INVITATION_PREFIX}{to_text(invitation)}\n"
+
+
 def save_invitation(path: Path, invitation: bytes) -> None:
     """Write an invitation to a file. It is no secret, because only the invited peer's key can use it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{_INVITATION_PREFIX}{to_text(invitation)}\n", encoding="utf-8")
+        path.write_text(invitation_text(invitation), encoding="utf-8")
     except OSError as error:
         raise TrustError("file", f"{path}: cannot be written: {error.strerror}") from None
 

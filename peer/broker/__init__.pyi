@@ -16,4 +16,5 @@ from .config import RuleFiles as RuleFiles
 from .config import broker_kind as broker_kind
 from .config import find_mosquitto as find_mosquitto
 from .config import find_nats as find_nats
+from .config import read_rules as read_rules
 from .config import write_rules as write_rules

@@ -33,6 +33,7 @@ from .config import (
     broker_command,
     find_mosquitto,
     find_nats,
+    refresh_nats_users,
 )
 from .watchdog import FOLDER_PREFIX, STOP_SECONDS
 
@@ -190,6 +191,17 @@ class Broker:
         self.stop()
         self.start()
 
+    def reload(self) -> None:
+        """Let the running broker read the users and permissions in `settings.rules` again.
+
+        Connections stay. Has no effect on a broker that is not running, or has no rules.
+        """
+        if self._process is None or self._folder is None or self.settings.rules is None:
+            return
+        if self.kind == "nats":
+            refresh_nats_users(Path(self._folder.name), self.settings.rules)
+        self._process.send_signal(signal.SIGHUP)
+
     def close(self) -> None:
         """Stop, and remove the temporary folder."""
         self.stop()
@@ -254,7 +266,8 @@ def serve(
     """Run a broker in the foreground until SIGINT, SIGTERM or SIGHUP; returns an exit code.
 
     Prints which broker runs, why, and the URLs for other devices. `ready` is called once the broker accepts
-    connections. Call `serve` from the main thread. Returns 1 if the broker exits by itself.
+    connections. Call `serve` from the main thread. Returns 1 if the broker exits by itself. If the rules'
+    files change, the broker reads them again.
     """
     stop = threading.Event()
     handlers = {number: signal.signal(number, lambda *_: stop.set()) for number in stop_signals()}
@@ -264,7 +277,15 @@ def serve(
             print(*lines, sep="\n", file=out or sys.stdout, flush=True)
             if ready is not None:
                 ready(broker)
+            rules = broker.settings.rules
+            written = None if rules is None else rules.nats_config.stat().st_mtime_ns
             while not stop.wait(0.5):
+                if rules is not None and (now := _time_of_change(rules.nats_config)) != written:
+                    written = now
+                    broker.reload()
+                    print(
+                        "users and permissions were read again", file=out or sys.stdout, flush=True
+                    )
                 if broker._process is not None and broker._process.poll() is not None:
                     print(f"{broker.kind} died:\n{broker.log()[-2000:]}", file=sys.stderr)
                     return 1
@@ -272,6 +293,13 @@ def serve(
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return 0
+
+
+def _time_of_change(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _bracketed(host: str) -> str:

@@ -133,7 +133,7 @@ def broker_command(
         shutil.rmtree(store, ignore_errors=True)
         users = [_nats_user(user, password) for user, password in settings.users.items()]
         if not users and rules is not None:
-            users = json.loads(rules.nats_config.read_text("utf-8"))["authorization"]["users"]
+            users = _nats_users(rules)
         text = _nats_config(settings, port, websocket_port, store, users)
     config = write_private(folder / f"{kind}.conf", text)
     # -I -S for a fast start: the watchdog needs only the standard library.
@@ -392,6 +392,28 @@ def write_rules(
     except OSError as error:
         raise BrokerError(f"{folder}: rules cannot be written: {error}") from None
     return RuleFiles(passwords, acl, config, nats, secret_files)
+
+
+def read_rules(folder: Path) -> RuleFiles:
+    """Return the rules that `write_rules` has written into a folder, without the users' passwords."""
+    names = ("passwords", "acl", "mosquitto.conf", "nats.conf")
+    for name in names:
+        if not (folder / name).is_file():
+            raise BrokerError(f"{folder / name} is missing: this is not a folder of gossamer enrol")
+    passwords, acl, config, nats = (folder / name for name in names)
+    return RuleFiles(passwords, acl, config, nats, {})
+
+
+def refresh_nats_users(folder: Path, rules: RuleFiles) -> None:
+    """Replace the users in the config of a nats-server that runs in this folder by those of the rules."""
+    path = folder / "nats.conf"
+    config = json.loads(path.read_text("utf-8"))
+    config["authorization"]["users"] = _nats_users(rules)
+    write_private(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+def _nats_users(rules: RuleFiles) -> list[dict[str, Any]]:
+    return json.loads(rules.nats_config.read_text("utf-8"))["authorization"]["users"]
 
 
 def _names(users: Iterable[str]) -> list[str]:

@@ -37,6 +37,8 @@ def main(folder: str, command: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop_requests.put(None))
     broker = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent())
+    if hasattr(signal, "SIGHUP"):  # lets a broker read its users again
+        signal.signal(signal.SIGHUP, lambda *_: broker.send_signal(signal.SIGHUP))
 
     def follow_parent() -> None:
         while os.read(0, 1024):

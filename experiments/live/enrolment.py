@@ -1,0 +1,239 @@
+"""Enrolment: one file with all that a device needs to join a swarm with trust, TLS and passwords.
+
+The owner's folder of a swarm has
+
+    owner.key       the owner's key, which signs invitations: keep it, and keep it secret
+    authority/      the certificate authority of the broker
+    broker/         what the broker needs: its certificate, users and permissions, and swarm.json
+    NAME.gossamer   one file for each device: secret, because it contains the device's key and password
+
+On the device the file is unpacked beside the device's results, each part into a file of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gossamer.files import write_atomically
+
+from ...gossip import Address
+from ...gossip.security import (
+    Identity,
+    TrustError,
+    check_label,
+    invitation_text,
+    invite,
+    public_text,
+    read_secret,
+    write_secret,
+)
+from ...peer import Authority, is_loopback, machine_names, write_rules
+from ..errors import ConfigError
+
+FORMAT: Final = "gossamer-enrolment"
+VERSION: Final = 1
+ENDING: Final = ".gossamer"
+
+
+class Enrolment(BaseModel):
+    """The content of one device's file.
+
+    identity: the device's private key. invitation: what admits it. owner: the owner's public key.
+    ca: the certificate of the broker's authority; None without TLS. settings: keys of a device's file.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: Literal["gossamer-enrolment"] = FORMAT
+    version: int = VERSION
+    swarm: str
+    broker: str
+    label: str
+    identity: str
+    invitation: str
+    owner: str
+    password: str
+    ca: str | None
+    models: list[str] | None
+    settings: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Enrolment:
+        """Read a device's file; ConfigError in one line, without its secrets, if that is not possible."""
+        try:
+            table = json.loads(read_secret(path))
+            if table["format"] != FORMAT:
+                raise KeyError
+            version = table["version"]
+        except TrustError as error:
+            raise ConfigError(str(error)) from None
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(
+                f"{path}: is not a file of gossamer enrol; a device's TOML file is given with --config"
+            ) from None
+        if version != VERSION:
+            raise ConfigError(
+                f"{path}: is an enrolment of version {str(version)[:20]}, and this gossamer reads version "
+                f"{VERSION}: install the version that the swarm's owner has"
+            )
+        try:
+            return cls.model_validate(table)
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            key = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"{path}: key {key!r}: {first['msg']}") from None
+
+    def unpack(self, folder: Path) -> dict[str, Path]:
+        """Write key, invitation, password and certificate into a folder; return their paths by name.
+
+        Files that are there already stay if they are the same: the command may be repeated.
+        """
+        contents = {
+            "identity": (f"{self.label}.key", self.identity),
+            "invitation": (f"{self.label}.invitation", self.invitation),
+            "password": (f"{self.label}.password", self.password + "\n"),
+        }
+        if self.ca is not None:
+            contents["ca"] = ("ca.pem", self.ca)
+        paths = {}
+        for name, (file, text) in contents.items():
+            path = paths[name] = folder / file
+            if not path.exists():
+                write_secret(path, text)
+            elif read_secret(path) != text:
+                raise ConfigError(
+                    f"{path}: belongs to another enrolment of {self.label}; to use the new one, give another "
+                    f"folder with --out, or move {folder} away"
+                )
+        return paths
+
+
+class SwarmFolder:
+    """The owner's folder of one swarm: see the top of this file.
+
+    url: the broker's, as devices reach it.
+    """
+
+    def __init__(self, folder: Path, swarm: str, url: str) -> None:
+        self.folder, self.swarm, self.url = folder, swarm, url
+        address = Address.parse(url)
+        if address.username is not None:
+            raise ConfigError("enrol: --broker: leave the user out; every device gets its own")
+        if address.transport != "tcp":
+            raise ConfigError("enrol: --broker: devices are enrolled for mqtts:// or mqtt://")
+        self._address = address
+
+    @property
+    def broker_folder(self) -> Path:
+        """The folder with what the broker needs."""
+        return self.folder / "broker"
+
+    def enrol(
+        self,
+        labels: Sequence[str],
+        *,
+        models: Sequence[str] | None,
+        days: float,
+        settings: dict[str, Any],
+    ) -> list[Path]:
+        """Write one file for each device, and the broker's users; return the paths of the files."""
+        described = self._described()
+        names: dict[str, str] = dict(described.get("peers", {}))
+        for label in labels:
+            check_label(label)
+            if label in names or labels.count(label) > 1:
+                raise ConfigError(
+                    f"enrol: {label} is enrolled in {self.folder} already, as {names.get(label, label)}; "
+                    "give the device another name"
+                )
+            if (path := self.folder / f"{label}{ENDING}").exists():
+                raise ConfigError(f"enrol: {path}: exists already; move it away")
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner, ca = self._owner(), self._certificates()
+        identities = [Identity.generate(label) for label in labels]
+        names |= {each.label: each.name for each in identities}
+        rules = write_rules(self.broker_folder, self.swarm, names.values())
+        written = []
+        for identity in identities:
+            invitation = invite(
+                owner, self.swarm, identity.label, identity.public, models=models, days=days
+            )
+            enrolment = Enrolment(
+                swarm=self.swarm, broker=self.url, label=identity.label,
+                identity=identity.to_text(), invitation=invitation_text(invitation),
+                owner=public_text(owner.public),
+                password=rules.secrets[identity.name].read_text("utf-8").strip(),
+                ca=ca, models=None if models is None else list(models), settings=settings,
+            )  # fmt: skip
+            path = self.folder / f"{identity.label}{ENDING}"
+            write_secret(path, enrolment.model_dump_json(indent=1) + "\n")
+            written.append(path)
+        self._describe(names)
+        return written
+
+    def next_steps(self) -> list[str]:
+        """Return what to do next: where the broker runs, and with which command."""
+        start = f"gossamer broker --enrolled {self.folder}"
+        if is_loopback(self._address.host) or self._address.host in machine_names():
+            return [f"broker: a running one reads its users again by itself; else run {start}"]
+        host = self._address.host
+        return [
+            f"broker: run  scp -rp {self.broker_folder} {host}:{self.folder.name}/  and a running one reads "
+            f"its users again by itself; else run there  gossamer broker --enrolled {self.folder.name}"
+        ]
+
+    def _described(self) -> dict[str, Any]:
+        """Return what is known of the swarm; ConfigError if the folder is another swarm's or broker's."""
+        path = self.broker_folder / "swarm.json"
+        if not path.exists():
+            return {}
+        described = read_described(self.folder)
+        for key, value in (("swarm", self.swarm), ("broker", self.url)):
+            if described[key] != value:
+                raise ConfigError(
+                    f"enrol: {path}: {key} is {described[key]} here, not {value}; give another --folder"
+                )
+        return described
+
+    def _describe(self, names: dict[str, str]) -> None:
+        text = json.dumps({"swarm": self.swarm, "broker": self.url, "peers": names}, indent=1)
+        write_atomically(self.broker_folder / "swarm.json", text + "\n")
+
+    def _owner(self) -> Identity:
+        """Return the owner's key, made at first use."""
+        path = self.folder / "owner.key"
+        if not path.exists():
+            Identity.generate("owner").save(path)
+        return Identity.load(path)
+
+    def _certificates(self) -> str | None:
+        """Issue the broker's certificate if it needs one; return the authority's, None without TLS."""
+        if not self._address.tls:
+            return None
+        authority = Authority.open(self.folder / "authority")
+        if authority.why_renew_server([self._address.host]):
+            authority.issue_server([self._address.host])
+        self.broker_folder.mkdir(exist_ok=True)
+        for file in (authority.certificate, authority.server.certificate, authority.server.key):
+            shutil.copy2(file, self.broker_folder / file.name)
+        return authority.certificate.read_text("utf-8")
+
+
+def read_described(folder: Path) -> dict[str, Any]:
+    """Return name, broker and peers of the swarm in an owner's folder, or in a copy of its folder broker."""
+    path = folder / "broker" / "swarm.json"
+    try:
+        described = json.loads(path.read_text("utf-8"))
+        return {key: described[key] for key in ("swarm", "broker", "peers")}
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; name the folder that gossamer enrol has written"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path}: is damaged; restore a copy") from None
