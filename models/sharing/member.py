@@ -35,11 +35,21 @@ class SharingMember:
         if round >= member.plan.until:
             member.follow(planner.next(member.plan, Statistics(member.plan.layout, mean)))
 
-    seed: seeds which samples are held out.
+    seed: seeds which samples are held out. spread: rounds in which gossip takes values to the others before
+    losses are measured, all with the values of the plan's first round; 0 if one averaging takes them to all.
     """
 
-    def __init__(self, learner: SgdLearner, plan: Plan, options: AutoOptions, *, seed: int = 0):
+    def __init__(
+        self,
+        learner: SgdLearner,
+        plan: Plan,
+        options: AutoOptions,
+        *,
+        seed: int = 0,
+        spread: int = 0,
+    ):
         self.learner, self.plan, self._options, self._seed = learner, plan, options, seed
+        self._spread = spread
         self._peer = self._place(plan)
         anatomy = plan.assignment.anatomy
         self._coordinates = {part: coordinates_into(anatomy, part) for part in anatomy.names}
@@ -48,7 +58,7 @@ class SharingMember:
         self._layer_of = _layer_of_coordinates(learner.network.module, anatomy)
         self._movement = _Movement.none(anatomy.size, int(anatomy.first_cells[-1]))
         self._samples = learner.samples
-        self._before = np.zeros(0, np.float32)
+        self._before = self._trained = np.zeros(0, np.float32)
         self._statistics: np.ndarray | None = None
         self._slice()
         self._begin()
@@ -59,12 +69,14 @@ class SharingMember:
     def before_averaging(self, training: Metrics) -> np.ndarray:
         """Keep the values that training has led to; return what this peer adds to the swarm's statistics."""
         if self.plan.deciding:
-            self._before = self._values()
+            self._trained = self._values()
+            if not self._spread or not len(self._before):
+                self._before, self._heads = self._trained, self._with_head(self._trained)
         losses = self._losses / max(self._measured, 1)
         movement = self._movement
         return self.plan.layout.pack(
             self._peer, training.mean_loss, movement.products, movement.squares, losses,
-            self._sketch, {"values": self._before, "heads": self._with_head(self._before)},
+            self._sketch, {"values": self._before, "heads": self._heads},
         )  # fmt: skip
 
     def after_averaging(self, statistics: np.ndarray) -> None:
@@ -75,10 +87,15 @@ class SharingMember:
         if not self.plan.deciding or self._peer is None or not len(self._before):
             return
         after = self._values()
-        self._movement.add(self._before - after, self._cell_of)
-        if self.plan.candidates:
+        self._movement.add(self._trained - after, self._cell_of)
+        self._rounds += 1
+        if self._rounds == 1:
+            self._after = after
+        if self.plan.candidates and not self._spread:
             self._losses += self._measure(after, statistics)
             self._measured += 1
+        elif self.plan.candidates and self._rounds == 1 + self._spread:
+            self._losses, self._measured = np.array(self._measure(self._after, statistics)), 1
         self._statistics = statistics
         if self._head is not None:
             self._head.train()
@@ -97,9 +114,14 @@ class SharingMember:
         if resliced:
             measured = self._statistics is not None and len(self._before)
             if plan.chosen is not None and plan.version == before.version + 1 and measured:
-                assert self._statistics is not None
+                statistics = self._statistics
+                if (
+                    self._spread
+                ):  # means in the statistics are old: begin with newer values of one's own
+                    self._before, self._heads = self._trained, self._with_head(self._trained)
+                    statistics = None
                 # The first mix is not a candidate's.
-                mixture = self._mixture(before, 1 + plan.chosen, self._values(), self._statistics)
+                mixture = self._mixture(before, 1 + plan.chosen, self._values(), statistics)
                 self._put(mixture)
             self._slice()
             self._forget()
@@ -108,7 +130,8 @@ class SharingMember:
             self._hold_out()
         elif held_out and not holds_out:
             self._replace_samples(self._samples)
-        self._begin()
+        if plan.round != before.round or plan.layout.name != before.layout.name:
+            self._begin()
         return resliced or holds_out != held_out
 
     def replace_samples(self, samples: tuple[Tensor, Tensor]) -> None:
@@ -133,6 +156,12 @@ class SharingMember:
         is_newcomer = self._place(plan) is None or self.learner.network.peer in plan.newcomers
         return plan.deciding or is_newcomer
 
+    @property
+    def has_measured(self) -> bool:
+        """Whether what the plan asks for is measured: losses, or how training moves values."""
+        enough = self._measured if self.plan.candidates else self._rounds >= self._spread
+        return not self.plan.deciding or bool(enough)
+
     def _place(self, plan: Plan) -> int | None:
         """Return the peer's number in a plan; None if the plan was made before it joined."""
         peers, peer = plan.assignment.peers, self.learner.network.peer
@@ -143,7 +172,10 @@ class SharingMember:
     def _begin(self) -> None:
         """Begin to measure for a plan."""
         layout = self.plan.layout
-        self._losses, self._measured = np.zeros(layout.losses), 0
+        self._losses, self._measured, self._rounds = np.zeros(layout.losses), 0, 0
+        if self._spread:
+            self._before = np.zeros(0, np.float32)
+        self._heads = self._after = self._before
         self._first_layers = [
             min(
                 (
@@ -201,23 +233,29 @@ class SharingMember:
         def loss(first_layer: int) -> float:
             return float(self.learner.losses(passes.outputs(first_layer), labels).mean())
 
+        present = self._values()
+        self._put(after)
         losses = [loss(0)]
         for mix in range(len(self.plan.layout.mixes)):
             self._put(self._mixture(self.plan, mix, after, statistics))
             losses.append(loss(self._first_layers[mix]))
-        self._put(after)
+        self._put(present)
         return losses
 
     def _mixture(
-        self, plan: Plan, mix: int, after: np.ndarray, statistics: np.ndarray
+        self, plan: Plan, mix: int, after: np.ndarray, statistics: np.ndarray | None
     ) -> np.ndarray:
-        """Return the values after averaging, but with what a mix of the plan changes averaged as it says."""
+        """Return the values after averaging, but with what a mix of the plan changes averaged as it says.
+
+        statistics: where group means are; None to put the peer's own values in their place.
+        """
         values, layout = after.copy(), plan.layout
         source, groups = layout.mixes[mix]
-        own = self._with_head(self._before) if source == "heads" else self._before
+        heads = self._heads if self._spread else self._with_head(self._before)
+        own = heads if source == "heads" else self._before
         for number in self._groups_of(plan, mix):
             group, columns = groups[number]
-            if self._peer is None or len(group) == 1:
+            if self._peer is None or len(group) == 1 or statistics is None:
                 values[columns] = own[columns]
             else:
                 values[columns] = layout.group_mean(statistics, mix, number)

@@ -66,8 +66,10 @@ class StatisticsLayout:
         self.name = hashlib.blake2b(json.dumps(content).encode(), digest_size=4).hexdigest()
         """Vectors of layouts with the same name may be averaged."""
         for key, columns in self.groups.items():
-            self._starts[key] = self.size
-            self.size += len(columns)
+            self._starts[key] = self.size + 1  # behind the number to which members add 1
+            self.size += 1 + len(columns)
+        self.measured = slice(2, self._rows.stop)
+        """What peers have measured; the rest are their training losses and values."""
 
     def pack(
         self,
@@ -96,6 +98,7 @@ class StatisticsLayout:
         for (source, group), columns in self.groups.items():
             if peer in group:
                 start = self._starts[source, group]
+                vector[start - 1] = 1.0
                 vector[start : start + len(columns)] = sources[source][columns]
         return vector
 
@@ -111,7 +114,7 @@ class StatisticsLayout:
             place = np.searchsorted(self.groups[source, group], columns)
             self._positions[mix, number] = self._starts[source, group] + place
         total = vector[self._positions[mix, number]]
-        weight = self.rows(vector)[list(group), 0].sum()
+        weight = vector[self._starts[source, group] - 1]
         return total / weight if weight > 0 else total
 
 
