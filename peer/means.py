@@ -29,6 +29,11 @@ class SwarmMean:
         return self._added is not None
 
     @property
+    def added(self) -> Array | None:
+        """This peer's own vector as it is part of the mean; None before the first."""
+        return self._added
+
+    @property
     def value(self) -> Array:
         """The mean as this peer knows it."""
         return self._store.extra[self.name]

@@ -27,6 +27,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,12 @@ MAX_VERSIONS = 10**6
 """How many versions a plan may be ahead of the newest one that is known. Far more than a peer can miss, and
 far less than it would take to use up the numbers of versions, so that nobody can make the last plan."""
 
-ASYNC_OPTIONS = AutoOptions(latest=12, every=6, settle=6)
+ASYNC_OPTIONS = AutoOptions(latest=8, every=10, settle=8)
 """In async mode a round's pushes reach only a few peers, so what is measured needs more rounds to travel."""
+SPREAD = 4
+"""In async mode, rounds in which the values of a plan's first round travel before losses are measured."""
+ENOUGH = 0.75
+"""In async mode, the share of online peers whose losses must have arrived for a decision."""
 
 MIN_TRIALS = 2
 """Rounds in which a newcomer tries the values of a group before it prefers it."""
@@ -107,6 +112,8 @@ class LiveSharing:
         """The peer whose groups this one prefers: empty while it looks, None if it has its groups."""
         self._trials: dict[str, list[float]] = {}
         """A newcomer's held-out losses with the groups of other peers, and with its own values."""
+        self._tried_from = np.zeros(0, np.float32)
+        """A newcomer's values when those of groups were sent: newer ones would have the advantage."""
         self._announcements = 0
         self._round_is_open = False
         """Whether a round was trained whose averaging has not been measured."""
@@ -199,7 +206,10 @@ class LiveSharing:
         before = set(self._store.names())
         self._take_place(plan, present)
         if self._member is None:
-            self._member = SharingMember(self._learner, plan, self._options, name=self._name)
+            self._member = SharingMember(
+                self._learner, plan, self._options,
+                name=self._name, spread=0 if self._lockstep else SPREAD,
+            )  # fmt: skip
         else:
             self._member.follow(plan)
         self._store.own_model = plan.assignment.model(OWN, self._name)
@@ -216,15 +226,16 @@ class LiveSharing:
                 "peer %s follows plan %d of %s: it has the models %s",
                 self._name, plan.version, by, models,
             )  # fmt: skip
-        self._statistics = self._averaged_in(
-            self._statistics, f"statistics-{plan.layout.name}", plan.layout.size
-        )
+        name = f"statistics-{plan.layout.name}"
+        if not self._lockstep:
+            name += f"-{plan.round}"  # values that are added later than others would distort what is read
+        self._statistics = self._averaged_in(self._statistics, name, plan.layout.size)
         groups = None
         if plan.newcomers and self._name in plan.assignment.peers:
             groups = GroupValues(plan.assignment, plan.newcomers)
         if groups is None or self._groups is None or groups.name != self._groups.name:
             self._groups = groups
-            self._trials = {}
+            self._trials, self._tried_from = {}, np.zeros(0, np.float32)
         if groups is not None:
             self._group_means = self._averaged_in(
                 self._group_means, f"groups-{groups.name}", groups.size
@@ -248,14 +259,16 @@ class LiveSharing:
         if self._name not in assignment.peers:
             self._like = ""
         elif self._like is None:
-            return
+            new = present is not None and assignment.suffix != present.assignment.suffix
+            if new and not self._lockstep and self._is_alone(assignment):
+                self._like = ""  # nothing of ours had arrived when groups were found
         elif not assignment.groupings:
             self._like = None
         elif self._like in assignment.peers and assignment.groups_of(
             self._name
         ) == assignment.groups_of(self._like):
             if self._groups is not None and self._group_means is not None:
-                values = self._values_like(self._like)
+                values = self._values_like(self._like, self._values())
                 if values is not None:
                     self._learner.network.flat.copy_(torch.from_numpy(values))
             _log.info("peer %s joins the groups of peer %s", self._name, self._like)
@@ -263,34 +276,64 @@ class LiveSharing:
         elif present is not None and assignment.suffix != present.assignment.suffix:
             self._like = ""  # what was preferred is no longer there
 
+    def _is_alone(self, assignment: Assignment) -> bool:
+        """Return whether nobody is in our group, in all groupings."""
+        place = assignment.peers.index(self._name)
+        labels = [assignment.schemes[scheme] for scheme in assignment.groupings]
+        return bool(labels) and all(each.count(each[place]) == 1 for each in labels)
+
     # --- rounds ---------------------------------------------------------------------------------
 
     def trained(self, training: Metrics, gossiper: Gossiper) -> None:
         """Add what was measured to the statistics, after a round of training."""
         if self._member is None or self._statistics is None:
             return
-        self._statistics.add(gossiper, self._member.before_averaging(training))
-        if self._groups is not None and self._group_means is not None:
-            self._group_means.add(gossiper, self._groups.pack(self._name, self._values()))
+        self._statistics.add(gossiper, self._contribution(self._member.before_averaging(training)))
+        means = self._group_means
+        if self._groups is not None and means is not None:
+            if not len(self._tried_from):
+                self._tried_from = self._values()
+            if not means.has_own:
+                means.add(gossiper, self._groups.pack(self._name, self._tried_from))
         self._round_is_open = True
+
+    def _contribution(self, vector: np.ndarray) -> np.ndarray:
+        """Return what to add of what this peer knows now.
+
+        In async mode each number is added once: losses when they are measured, all others at the beginning.
+        Values are read relative to a 1 that was added with them. A change of theirs would still be here when
+        most of that 1 is elsewhere already.
+        """
+        assert self._member is not None
+        assert self._statistics is not None
+        if self._lockstep:
+            return vector
+        measured, before = self._member.plan.layout.measured, self._statistics.added
+        result = vector.copy() if before is None else before.copy()
+        if before is None:
+            result[measured] = 0.0
+        elif self._member.has_measured and not before[measured].any():
+            result[measured] = vector[measured]
+        return result
 
     def _values(self) -> np.ndarray:
         return self._learner.network.flat.cpu().numpy().copy()
 
-    def _values_like(self, example: str) -> np.ndarray | None:
-        """Return our values with those of another peer's groups in their place; None while one is unknown."""
+    def _values_like(self, example: str, values: np.ndarray) -> np.ndarray | None:
+        """Return values with those of another peer's groups in their place; None while one is unknown."""
         assert self._groups is not None
         assert self._group_means is not None
         if example == self._name:
-            return self._values()
-        return self._groups.values_like(example, self._group_means.value, self._values())
+            return values
+        return self._groups.values_like(example, self._group_means.value, values)
 
     def _try_groups(self) -> None:
         """As a newcomer: try the values of all groups on held-out samples, and note which are best."""
-        if self._groups is None or self._like is None or self._member is None:
+        if self._groups is None or self._like is None or not len(self._tried_from):
             return
+        assert self._member is not None
         for example in (*self._groups.examples, self._name):
-            if (values := self._values_like(example)) is not None:
+            if (values := self._values_like(example, self._tried_from)) is not None:
                 loss = self._member.held_out_loss(values)
                 self._trials.setdefault(example, []).append(loss)
         tried = {
@@ -326,7 +369,7 @@ class LiveSharing:
         if round_number < plan.until or mean is None or not mean.has_own:
             return
         statistics = Statistics(plan.layout, mean.value)
-        if plan.candidates and statistics.measured < MIN_PEERS:  # too little has arrived yet
+        if self._is_missing(statistics, round_number, online):
             longer = replace(plan, version=plan.version + 1, until=round_number + 1, chosen=None)
             self._newest = longer, self._name
             return
@@ -341,6 +384,21 @@ class LiveSharing:
         self._decisions, planner.decisions = [*self._decisions, *planner.decisions], []
         self._compared, planner.compared = [*self._compared, *planner.compared], []
         self._newest = self._with_newcomers(made, online), self._name
+
+    def _is_missing(
+        self, statistics: Statistics, round_number: int, online: Mapping[str, Online]
+    ) -> bool:
+        """Return whether what too few peers have measured has arrived for the next step."""
+        plan = self.plan
+        assert plan is not None
+        if not plan.deciding or (self._lockstep and not plan.candidates):
+            return False
+        needed = MIN_PEERS
+        if not self._lockstep and round_number < plan.round + 2 * self._options.every:
+            there = {self._name, *online}.intersection(plan.assignment.peers)
+            needed = max(needed, ceil(ENOUGH * len(there)))
+        arrived = statistics.measured if plan.candidates else int(statistics.present.sum())
+        return arrived < needed
 
     def _with_newcomers(self, plan: Plan, online: Mapping[str, Online]) -> Plan:
         """Return the plan with peers that joined late: with a row at once, in groups when they prefer some.

@@ -448,7 +448,7 @@ def bench_command(only: list[str] | None = None) -> None:
 
 
 # These modules add their commands to `app` when they are imported; help lists them in this order.
-from . import assignment, enrol, explain, fuse, live, page, predict, slices, status, trust  # noqa: E402, F401  # noqa: E402, F401
+from . import assignment, enrol, explain, fuse, live, page, predict, slices, status, trust  # noqa: E402, F401
 
 app.add_typer(topology_app, name="topology")
 

@@ -175,6 +175,11 @@ def group_rows(report: Record) -> Iterator[list[str]]:
     parts: dict[str, tuple[list[list[str]], list[str]]] = {}
     for decision in report["decisions"]:
         if (groups := decision["groups"]) is not None:
+            # Peers that joined later are in the last assignment only.
+            last = report["assignment"]
+            for scheme, cells in last["cells"].get(decision["part"], {}).items():
+                if int(scheme) > OWN and set(decision["cells"]) <= set(cells):
+                    groups = _groups(last, int(scheme))
             _, named = parts.setdefault(json.dumps(groups), (groups, []))
             named.append(part_in_words(report, decision["part"]))
     for groups, named in parts.values():

@@ -151,13 +151,20 @@ NORM_PARTS = ("norm-statistics", "norms")
 
 
 def groupings_of(sketches: np.ndarray, most: int) -> list[Labels]:
-    """Group peers by the directions of their sketches, into 2, 3, … groups (average linkage, cosine)."""
+    """Group peers by the directions of their sketches, into 2, 3, … groups (average linkage, cosine).
+
+    Peers whose sketches are 0, as those of peers that are offline, are alone.
+    """
     lengths = np.linalg.norm(sketches, axis=1)
-    if len(sketches) < 3 or not lengths.min() > 0:
+    known = np.flatnonzero(lengths > 0)
+    if len(known) < 3:
         return []
-    tree = linkage(sketches / lengths[:, None], "average", metric="cosine")
-    found = [
-        renumbered(fcluster(tree, groups, "maxclust").tolist())
-        for groups in range(2, min(most, len(sketches) - 1) + 1)
-    ]
-    return list(dict.fromkeys(labels for labels in found if max(labels)))
+    tree = linkage(sketches[known] / lengths[known, None], "average", metric="cosine")
+    found = []
+    for groups in range(2, min(most, len(known) - 1) + 1):
+        clusters = fcluster(tree, groups, "maxclust")
+        if clusters.max() > 1:
+            labels = -1 - np.arange(len(sketches))  # peers of which nothing is known are alone
+            labels[known] = clusters
+            found.append(renumbered(labels.tolist()))
+    return list(dict.fromkeys(found))

@@ -22,7 +22,7 @@ from ..errors import ModelError
 from .assignment import MAX_GROUPINGS, Assignment
 from .candidates import Candidate, propose
 from .records import Count, check_record
-from .statistics import Statistics, StatisticsLayout
+from .statistics import Statistics, StatisticsLayout, number_of
 
 MAX_GROUPS = 5
 """The most groups that a planner tries."""
@@ -169,7 +169,9 @@ class Plan:
         if len(record["candidates"]) > most:
             raise ModelError(f"a plan compares {len(record['candidates'])} changes; limit {most}")
         candidates = tuple(Candidate.from_record(assignment, one) for one in record["candidates"])
-        values = sum(len(one.coordinates) * one.groups for one in candidates)
+        values = sum(
+            number_of(columns) * one.groups for one in candidates for _, columns in one.changes
+        )
         if values > MAX_VALUES * anatomy.size:
             raise ModelError(f"a plan compares groups by {values} values, which is too many")
         return cls(

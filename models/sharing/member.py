@@ -35,7 +35,9 @@ class SharingMember:
         if round >= member.plan.until:
             member.follow(planner.next(member.plan, Statistics(member.plan.layout, mean)))
 
-    seed: seeds which samples are held out. name: the peer's name in plans; its network's if left out.
+    seed: seeds which samples are held out. name: the peer's name in plans; its network's if left out. spread:
+    rounds in which gossip takes values to the others before losses are measured, all with the values of the
+    plan's first round; 0 if one averaging takes them to all.
     """
 
     def __init__(
@@ -46,9 +48,11 @@ class SharingMember:
         *,
         seed: int = 0,
         name: str | None = None,
+        spread: int = 0,
     ):
         self.learner, self.plan, self._options, self._seed = learner, plan, options, seed
         self._name = learner.network.peer if name is None else name
+        self._spread = spread
         self._peer = self._place(plan)
         anatomy = plan.assignment.anatomy
         self._coordinates = {part: coordinates_into(anatomy, part) for part in anatomy.names}
@@ -57,7 +61,7 @@ class SharingMember:
         self._layer_of = _layer_of_coordinates(learner.network.module, anatomy)
         self._movement = _Movement.none(anatomy.size, int(anatomy.first_cells[-1]))
         self._samples = learner.samples
-        self._before = np.zeros(0, np.float32)
+        self._before = self._trained = np.zeros(0, np.float32)
         self._statistics: np.ndarray | None = None
         self._slice()
         self._begin()
@@ -68,12 +72,14 @@ class SharingMember:
     def before_averaging(self, training: Metrics) -> np.ndarray:
         """Keep the values that training has led to; return what this peer adds to the swarm's statistics."""
         if self.plan.deciding:
-            self._before = self._values()
+            self._trained = self._values()
+            if not self._spread or not len(self._before):
+                self._before, self._heads = self._trained, self._with_head(self._trained)
         losses = self._losses / max(self._measured, 1)
         movement = self._movement
         return self.plan.layout.pack(
             self._peer, training.mean_loss, movement.products, movement.squares, losses,
-            self._sketch, {"values": self._before, "heads": self._with_head(self._before)},
+            self._sketch, {"values": self._before, "heads": self._heads},
         )  # fmt: skip
 
     def after_averaging(self, statistics: np.ndarray) -> None:
@@ -84,9 +90,15 @@ class SharingMember:
         if not self.plan.deciding or self._peer is None or not len(self._before):
             return
         after = self._values()
-        self._movement.add(self._before - after, self._cell_of)
-        # What is measured in a plan's last round arrives too late.
-        if self.plan.candidates and self._measured < self.plan.until - self.plan.round - 1:
+        self._movement.add(self._trained - after, self._cell_of)
+        self._rounds += 1
+        if self._rounds == 1:
+            self._after = after
+        if self.plan.candidates and self._spread:
+            if self._rounds == 1 + self._spread:
+                self._losses, self._measured = np.array(self._measure(self._after, statistics)), 1
+        elif self.plan.candidates and self._measured < self.plan.until - self.plan.round - 1:
+            # What is measured in a plan's last round arrives too late.
             self._losses += self._measure(after, statistics)
             self._measured += 1
         self._statistics = statistics
@@ -107,9 +119,11 @@ class SharingMember:
             measured = self._statistics is not None and len(self._before)
             chosen = plan.chosen if plan.version == before.version + 1 else None
             if chosen is not None and chosen < len(before.candidates) and measured:
-                assert self._statistics is not None
-                # The first mix is not a candidate's.
-                self._mix(before, 1 + chosen, self._statistics)
+                statistics = self._statistics
+                if self._spread:  # the means in the statistics are old: begin with newer own values
+                    self._before, self._heads = self._trained, self._with_head(self._trained)
+                    statistics = None
+                self._mix(before, 1 + chosen, statistics)  # the first mix is not a candidate's
             self._slice()
             self._forget()
         held_out, holds_out = self._holds_out(before), self._holds_out(plan)
@@ -117,7 +131,8 @@ class SharingMember:
             self._hold_out()
         elif held_out and not holds_out:
             self._replace_samples(self._samples)
-        self._begin()
+        if plan.round != before.round or plan.layout.name != before.layout.name:
+            self._begin()
         return resliced or holds_out != held_out
 
     def replace_samples(self, samples: tuple[Tensor, Tensor]) -> None:
@@ -142,6 +157,12 @@ class SharingMember:
         is_newcomer = self._place(plan) is None or self._name in plan.newcomers
         return plan.deciding or is_newcomer
 
+    @property
+    def has_measured(self) -> bool:
+        """Whether what the plan asks for is measured: losses, or how training moves values."""
+        enough = self._measured if self.plan.candidates else self._rounds >= self._spread
+        return not self.plan.deciding or bool(enough)
+
     def _place(self, plan: Plan) -> int | None:
         """Return the peer's number in a plan; None if the plan was made before it joined."""
         peers = plan.assignment.peers
@@ -152,7 +173,10 @@ class SharingMember:
     def _begin(self) -> None:
         """Begin to measure for a plan."""
         layout = self.plan.layout
-        self._losses, self._measured = np.zeros(layout.losses), 0
+        self._losses, self._measured, self._rounds = np.zeros(layout.losses), 0, 0
+        if self._spread:
+            self._before = np.zeros(0, np.float32)
+        self._heads = self._after = self._before
         self._first_layers = [
             min(
                 (
@@ -213,6 +237,10 @@ class SharingMember:
         def loss(first_layer: int) -> float:
             return float(self.learner.losses(passes.outputs(first_layer), labels).mean())
 
+        present = None
+        if self._spread:
+            present = self._values()
+            self._put(slice(None), after)
         losses = [loss(0)]
         known: dict[tuple[object, ...], float] = {}
         for mix, first_layer in enumerate(self._first_layers):
@@ -226,18 +254,25 @@ class SharingMember:
                 for _, columns in mine:
                     self._put(columns, after[columns])
             losses.append(known[key])
+        if present is not None:
+            self._put(slice(None), present)
         return losses
 
-    def _mix(self, plan: Plan, mix: int, statistics: np.ndarray) -> None:
-        """Give the network values that are averaged as a mix of the plan says, where it says so."""
+    def _mix(self, plan: Plan, mix: int, statistics: np.ndarray | None) -> None:
+        """Give the network values that are averaged as a mix of the plan says, where it says so.
+
+        statistics: where group means are; None to put the peer's own values in their place.
+        """
         source, groups = plan.layout.mixes[mix]
         for number in self._groups_of(plan, mix):
             group, columns = groups[number]
-            if self._peer is not None and len(group) > 1:
+            if self._peer is not None and len(group) > 1 and statistics is not None:
                 self._put(columns, plan.layout.group_mean(statistics, mix, number))
+            elif source == "heads":
+                heads = self._heads if self._spread else self._with_head(self._before)
+                self._put(columns, heads[columns])
             else:
-                own = self._with_head(self._before) if source == "heads" else self._before
-                self._put(columns, own[columns])
+                self._put(columns, self._before[columns])
 
     def _groups_of(self, plan: Plan, mix: int) -> list[int]:
         """Return the numbers of the groups of a mix that this peer is in; all, if the plan leaves it out."""

@@ -73,8 +73,10 @@ class StatisticsLayout:
         self.name = content.hexdigest()
         """Vectors of layouts with the same name may be averaged."""
         for key, columns in self.groups.items():
-            self._starts[key] = self.size
-            self.size += _count(columns)
+            self._starts[key] = self.size + 1  # behind the number to which members add 1
+            self.size += 1 + number_of(columns)
+        self.measured = slice(2, self._rows.stop)
+        """What peers have measured; the rest are their training losses and values."""
 
     def pack(
         self,
@@ -103,7 +105,8 @@ class StatisticsLayout:
         for (source, group), columns in self.groups.items():
             if peer in group:
                 start = self._starts[source, group]
-                vector[start : start + _count(columns)] = sources[source][columns]
+                vector[start - 1] = 1.0
+                vector[start : start + number_of(columns)] = sources[source][columns]
         return vector
 
     def rows(self, vector: np.ndarray) -> np.ndarray:
@@ -118,7 +121,7 @@ class StatisticsLayout:
             within = _positions(columns, self.groups[source, group])
             self._positions[mix, number] = _shifted(within, self._starts[source, group])
         total = vector[self._positions[mix, number]]
-        weight = self.rows(vector)[list(group), 0].sum()
+        weight = vector[self._starts[source, group] - 1]
         return total / weight if weight > 0 else total
 
 
@@ -126,7 +129,7 @@ def _compact(groups: Iterable[tuple[Labels, np.ndarray]]) -> list[tuple[Labels, 
     return [(group, as_slice(columns)) for group, columns in groups]
 
 
-def _count(columns: Places) -> int:
+def number_of(columns: Places) -> int:
     return columns.stop - columns.start if isinstance(columns, slice) else len(columns)
 
 
@@ -142,7 +145,7 @@ def _positions(columns: Places, every: Places) -> Places:
         return _shifted(columns, -every.start)
     if isinstance(columns, slice):
         start = int(np.searchsorted(every, columns.start))
-        return slice(start, start + _count(columns))
+        return slice(start, start + number_of(columns))
     return np.searchsorted(every, columns)
 
 
@@ -155,7 +158,7 @@ def _contains(columns: Places, others: Places) -> bool:
 
 def _union(pieces: Sequence[Places], size: int) -> Places:
     """Return all coordinates of some pieces, in ascending order."""
-    largest = max(pieces, key=_count)
+    largest = max(pieces, key=number_of)
     if all(piece is largest or _contains(largest, piece) for piece in pieces):
         return largest
     inside = np.zeros(size, bool)

@@ -1,7 +1,7 @@
 """Partial models that change while a swarm runs: weight is conserved exactly, and models are never mixed.
 
 Every peer goes through versions of its models at its own time, forwards and sometimes back. Messages are
-lost, repeated and reordered, processes crash and restart from what they saved.
+lost, repeated and reordered, processes crash and restart from what they saved, peers join and leave.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class ChangingSwarm(RuleBasedStateMachine):
         self.gossipers: dict[str, Gossiper] = {}
         self.saved: dict[str, tuple[dict[str, np.ndarray], dict[str, Any]]] = {}
         self.network: list[Message] = []
+        self.left: list[Gossiper] = []
+        """Peers that have ended, with the weight that they kept."""
 
     def pick(self, number: int) -> Gossiper:
         return self.gossipers[sorted(self.gossipers)[number % len(self.gossipers)]]
@@ -102,14 +104,42 @@ class ChangingSwarm(RuleBasedStateMachine):
             assert gossiper.push(name, {free[to % len(free)]: share}, self.now)
             self.save(gossiper)
 
+    @precondition(lambda self: len(self.gossipers) + len(self.left) < len(PEERS) + 3)
+    @rule(version=st.integers(0, VERSIONS - 1), founds=st.booleans())
+    def join(self, version: int, founds: bool) -> None:
+        """A newcomer brings its weight at once, or with the first value that it receives."""
+        peer = f"new{len(self.gossipers) + len(self.left)}"
+        store = self.stores[peer] = DictStore(values_of(version))
+        gossiper = self.gossipers[peer] = Gossiper(peer, f"{peer}-1", store, retry=RETRY, seed=2)
+        for model in gossiper.models:
+            gossiper.inject(model, ONE, after_first_transfer=not founds)
+        self.meet(gossiper)
+        self.save(gossiper)
+
+    @precondition(lambda self: len(self.gossipers) > 2)
+    @rule(who=st.integers(0, 99))
+    def leave(self, who: int) -> None:
+        """A peer ends with a goodbye, which all others hear: it takes back what is on its way."""
+        gossiper = self.gossipers.pop(self.pick(who).peer)
+        gossiper.close()
+        gossiper.reclaim()
+        self.left.append(gossiper)
+        self.network = [each for each in self.network if each.receiver != gossiper.peer]
+        for other in self.gossipers.values():
+            other.peer_gone(
+                gossiper.peer, gossiper.session, gossiper.statement(), gossiper.reclaimed
+            )
+            self.save(other)
+
     @precondition(lambda self: self.network)
     @rule(which=st.integers(0, 9999), keep=st.booleans())
     def deliver(self, which: int, keep: bool) -> None:
         at = which % len(self.network)
         message = self.network[at] if keep else self.network.pop(at)
-        receiver = self.gossipers[message.receiver]
-        receiver.handle(message, self.now)
-        self.save(receiver)
+        receiver = self.gossipers.get(message.receiver)
+        if receiver is not None:  # else it has left
+            receiver.handle(message, self.now)
+            self.save(receiver)
 
     @precondition(lambda self: self.network)
     @rule(which=st.integers(0, 9999))
@@ -137,13 +167,14 @@ class ChangingSwarm(RuleBasedStateMachine):
         self.meet(self.gossipers[peer])
 
     def is_credited(self, give: Give) -> bool:
-        ledger = self.gossipers[give.receiver].ledger
+        everybody = {each.peer: each for each in (*self.gossipers.values(), *self.left)}
+        ledger = everybody[give.receiver].ledger
         return ledger.verdict(give.sender, give.session, give.model) == (give.sequence, "credited")
 
     @invariant()
     def weight_is_conserved(self) -> None:
         accounts: dict[str, int] = {}
-        for gossiper in self.gossipers.values():
+        for gossiper in (*self.gossipers.values(), *self.left):
             for model in (*gossiper.models, *gossiper.retired_models):
                 account = gossiper.account(model)
                 accounts[model] = accounts.get(model, 0) + account.held - account.injected
