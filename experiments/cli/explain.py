@@ -20,8 +20,8 @@ def explain_command(key: str | None = None) -> None:
     """Explain a key or a table of a config, a comparison or a device's file; or list all of them.
 
     Args:
-        key: A key with or without its table (mode, gossip.mode), or a table (gossip, methods.fedprox); if
-            left out, all keys are listed by table.
+        key: A key with or without its table (mode, gossip.mode), a table (gossip, methods.fedprox), or a
+            value of a key (dirichlet); if left out, all keys are listed by table.
     """
     from ..config.reference import FILE_TITLES, explain, reference
 

@@ -105,7 +105,8 @@ def explain(name: str) -> tuple[list[TableReference], list[Entry]]:
     """Return the tables and the keys of this name; raises ConfigError if there are none.
 
     name: a key, with or without the path of its table (`mode`, `gossip.mode`), or a table (`gossip`,
-        `[gossip]`, `[[models]]`). Numbers in a path are skipped: `models.0.share` is `models.share`.
+        `[gossip]`, `[[models]]`); or else a value that keys take (`dirichlet`). Numbers in a path are
+        skipped: `models.0.share` is `models.share`.
     """
     wanted = ".".join(step for step in name.strip("[] ").split(".") if not step.isdigit())
     tables = [table for table in reference() if table.path and table.path == wanted]
@@ -121,6 +122,11 @@ def explain(name: str) -> tuple[list[TableReference], list[Entry]]:
             is_table = any(each.path == table.full_name(key) for each in tables)
             if wanted in (key.name, table.full_name(key)) and not is_table:
                 places.setdefault(key, []).append(table)
+    if not tables and not places:
+        for table in reference():
+            for key in table.keys:
+                if json.dumps(wanted) in key.values:
+                    places.setdefault(key, []).append(table)
     if not tables and not places:
         names = {table.full_name(key) for table in reference() for key in table.keys}
         names |= {name.rpartition(".")[2] for name in names}

@@ -67,6 +67,8 @@ def test_every_key_of_every_file_has_a_text():
         ("trust.guards.outlier", ["median distance"]),
         ("matching.NAME.width", ["common starting values"]),
         ("methods.fedprox", ["mu", "raise it when clients' data differ"]),
+        ("dirichlet", ["data.partition", "split among the peers"]),
+        ("forever", ["rounds: top level", "until they are told to leave"]),
         ("trust", ["identity", "of the file of a device", "of the config of a swarm"]),
     ],
 )
