@@ -130,6 +130,7 @@ def _compact(groups: Iterable[tuple[Labels, np.ndarray]]) -> list[tuple[Labels, 
 
 
 def number_of(columns: Places) -> int:
+    """Return how many coordinates there are."""
     return columns.stop - columns.start if isinstance(columns, slice) else len(columns)
 
 
