@@ -149,18 +149,21 @@ class Swarm(RuleBasedStateMachine):
     def keepers(self) -> list[Gossiper]:
         return [*self.live.values(), *self.left, *self.home]
 
+    def reclaimed_by(self, giver: Gossiper) -> list[Give]:
+        """What a giver has taken back without its receivers' word."""
+        gives = [
+            (session, self.taken_back.get((giver.session, receiver, sequence)))
+            for receiver, session, _, sequence, _ in giver.reclaimed
+        ]
+        return [give for session, give in gives if give and give.receiver_session == session]
+
     def counted_twice(self, keepers: list[Gossiper]) -> Amount:
         """What givers have taken back that these had credited, and have not given up yet."""
         result = Amount()
         for giver in [*self.live.values(), *self.home, *self.left]:
-            for receiver, session, _, sequence, weight in giver.reclaimed:
-                give = self.taken_back.get((giver.session, receiver, sequence))
-                if (
-                    give is not None
-                    and give.receiver_session == session
-                    and self.credited_at(give, keepers)
-                ):
-                    result = result + amount(weight, give.value)
+            for give in self.reclaimed_by(giver):
+                if self.credited_at(give, keepers):
+                    result = result + amount(give.weight, give.value)
         return result
 
     def reclaim(self, gossiper: Gossiper, *, stranded_only: bool) -> None:
@@ -413,6 +416,11 @@ class Swarm(RuleBasedStateMachine):
         self.estate = [g for g in self.estate if not self.credited_at(g, keepers)]
         # All of them, credited or not: a receiver's crash may still undo a credit nobody heard of.
         self.estate += [t.give for t in victim.ledger.open.values()]
+        # What it took back without the receiver's word dies with it, but may still arrive, or has arrived.
+        undone = self.reclaimed_by(victim)
+        self.estate += undone
+        for give in undone:
+            back = back + amount(give.weight, give.value)
         del self.live[victim.peer]
         self.dead.append((victim.peer, victim.session))
         # It takes what it held, and no more: of that, senders who were not told get theirs back.
