@@ -53,6 +53,12 @@ def require_mosquitto() -> None:
 
 
 @pytest.fixture
+def mosquitto_required() -> Callable[[], None]:
+    """Skip, or fail where it must be there, without mosquitto."""
+    return require_mosquitto
+
+
+@pytest.fixture
 def run() -> Callable[[Coroutine[Any, Any, Any]], Any]:
     """Run a coroutine in a new event loop, and fail rather than hang."""
 

@@ -20,7 +20,6 @@ from gossamer.files import write_atomically
 
 from ...gossip import ROOT, check_name
 from ...gossip.security import revocation_topic
-from .. import DISCOVERY_PREFIX, discovery_topics
 from . import watchdog
 
 BrokerKind: TypeAlias = Literal["nats", "mosquitto"]
@@ -306,6 +305,11 @@ def permissions(
 
     discovery: peers may appear in Home Assistant, which is one of the observers.
     """
+    from .. import (
+        DISCOVERY_PREFIX,
+        discovery_topics,
+    )  # loads numpy, which a broker need not wait for
+
     base = f"{ROOT}/{check_name('swarm', swarm)}"
     revocations = revocation_topic(swarm)
 

@@ -98,7 +98,7 @@ def test_a_process_file_is_for_our_own_eyes(tmp_path):
 
 def passwords_of_join(folder, monkeypatch, capsys, text: str, *options: str) -> list[Any]:
     seen: list[ProcessSpec] = []
-    monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec: seen.append(spec) or 1)
+    monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec, **_: seen.append(spec) or 1)
     (folder / "device").mkdir(exist_ok=True)
     (folder / "device/anna.toml").write_text(f'name = "anna"\nentry = "m:f"\n{text}\n')
     arguments = ["--broker", URL, "--swarm", "s", "--config", "device/anna.toml", "-o", "out"]

@@ -89,6 +89,8 @@ LIVE_ONLY: dict[str, Any] = {
     "gossip.lease": 1.0,
     "gossip.silence": 1.0,
     "gossip.save_every": 1.0,
+    "gossip.save_network_every": 1.0,
+    "gossip.asleep": 1.0,
     "gossip.tick": 1.0,
     "gossip.connect_timeout": 1.0,
     "gossip.keepalive": 10,

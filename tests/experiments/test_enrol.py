@@ -113,11 +113,11 @@ def test_another_enrolment_of_the_same_name_does_not_replace_the_first(
 
 
 @pytest.mark.parametrize("kind", ["nats", "mosquitto"])
-def test_a_running_broker_learns_of_new_devices(gossamer: Run, kind, run) -> None:
+def test_a_running_broker_learns_of_new_devices(
+    gossamer: Run, kind, run, mosquitto_required
+) -> None:
     if kind == "mosquitto":
-        from conftest import require_mosquitto
-
-        require_mosquitto()
+        mosquitto_required()
     broker = ("--swarm", "garden", "--broker", "mqtts://localhost:8883")
     assert gossamer("enrol", *broker, "ann").code == 0
     files = Path("garden/broker")

@@ -274,7 +274,7 @@ def join(gossamer: Gossamer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs `gossamer join … -o out`; `join.started` are the processes that it would run."""
     started: list[ProcessSpec] = []
     # At the package's door, which remembers what it has once looked up in its module.
-    monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec: started.append(spec) or 0)
+    monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec, **_: started.append(spec) or 0)
     (tmp_path / "anna.toml").write_text('name = "anna"\nentry = "m:f"\nrounds = 5\n')
     (tmp_path / "out").mkdir()
 

@@ -426,7 +426,7 @@ def test_a_swarm_is_seen_from_beginning_to_end_and_sees_nobody(run):
         assert (peer.summary.ended.kind, peer.accuracy) == ("finished", 1.0)
         assert peer.summary.sent_bytes > 0 < peer.summary.received_bytes
     kinds = {event.kind for event in state.timeline}
-    assert kinds == {"joined", "founded", "left"}
+    assert kinds - {"counted"} == {"joined", "founded", "left"}  # a peer that found others first
     assert not [topic for topic in nest.broker.retained if "observer" in topic]
 
 

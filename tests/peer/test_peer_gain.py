@@ -143,7 +143,7 @@ def test_a_twin_trains_on_samples_that_its_peer_sets_aside(run) -> None:
     names, sizes = ("a", "b", "c", "d"), set[int]()
 
     async def swarm():
-        nest = Nest(quick(sharing="auto", expect=names, founder=True))
+        nest = Nest(quick(rounds=14, sharing="auto", expect=names, founder=True))
         learner = make_learner("a")
         nest.start(
             "a", learner, nest.settings.updated(gain=1.0),

@@ -134,7 +134,7 @@ def test_a_message_of_which_every_copy_is_damaged_arrives(run):
 
 
 def dispatch() -> Dispatch:
-    counted = SimpleNamespace(sent=lambda *_: None)
+    counted = SimpleNamespace(sent=lambda *_: None, is_exact=lambda _: False)
     return Dispatch("a", {"v": "0" * 16}, "float32", counted, NullSecurity("a"))  # type: ignore[arg-type]
 
 
