@@ -34,6 +34,8 @@ REFRESH = 1.0
 """Seconds between two looks with --follow."""
 SHOWN_EVENTS = 8
 """Events of the timeline that are shown, the latest ones."""
+RETRY_SECONDS = 3.0
+"""Seconds for which a connection that fails is tried again."""
 NEEDS_A_PERSON = 1
 """The exit code if something needs a person."""
 
@@ -86,7 +88,8 @@ def status_command(
 def _transport(url: str, connection: ConnectionOptions) -> MqttTransport:
     from ...peer import mqtt_transport
 
-    address = connection.address(url)
+    # Unlike a peer, it is not started together with its broker, and somebody waits for its answer.
+    address = connection.address(url).updated(connect_timeout=RETRY_SECONDS)
     if password := broker_password(address.url, connection.password_file):
         address = address.updated(password=password)
     return mqtt_transport(address, f"gossamer-status-{secrets.token_hex(4)}")

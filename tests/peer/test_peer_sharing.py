@@ -90,12 +90,23 @@ def test_peers_with_two_tasks_part(run, wire: dict[str, Any]) -> None:
     async def scenario() -> list[Report]:
         nest = Nest(
             quick(
-                rounds=60, expect=NAMES, sharing="auto", exchanges=2, settle_tolerance=1e-2, **wire
+                rounds=10**6,
+                expect=NAMES,
+                sharing="auto",
+                exchanges=2,
+                settle_tolerance=1e-2,
+                **wire,
             )
         )
         for name, learner in learners.items():
             nest.start(name, learner)
-        return await nest.all()
+        await until(  # the cells that are still shared by all have another name then
+            lambda: all(
+                any(model.startswith("global-") for model in each.network.models)
+                for each in learners.values()
+            )
+        )
+        return await nest.finish(8)
 
     reports = run(scenario())
     models = check_accounts(reports)
@@ -104,8 +115,6 @@ def test_peers_with_two_tasks_part(run, wire: dict[str, Any]) -> None:
     compressed = {model for report in reports for model in report.compression}
     assert compressed
     assert not any(model.startswith("statistics") for model in compressed)
-    shared = {model for learner in learners.values() for model in learner.network.models}
-    assert shared != {"global"}, "peers whose labels contradict each other must part"
     groups = groups_of(learners)
     for members in groups.values():
         assert len({ord(name) % 2 for name in members}) == 1, groups
