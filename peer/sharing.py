@@ -74,6 +74,8 @@ SPREAD = 4
 ENOUGH = 0.75
 """In async mode, the share of online peers whose losses must have arrived for a decision."""
 
+MAX_REPORTED = 1000
+"""The most decisions, and the most comparisons, that are kept for the report of a peer that runs for ever."""
 MIN_TRIALS = 2
 """Rounds in which a newcomer tries the values of a group before it prefers it."""
 
@@ -335,9 +337,9 @@ class LiveSharing:
         for example in (*self._groups.examples, self._name):
             if (values := self._values_like(example, self._tried_from)) is not None:
                 loss = self._member.held_out_loss(values)
-                self._trials.setdefault(example, []).append(loss)
+                self._trials[example] = [*self._trials.get(example, ()), loss][-MIN_TRIALS:]
         tried = {
-            example: float(np.mean(losses[-MIN_TRIALS:]))
+            example: float(np.mean(losses))
             for example, losses in self._trials.items()
             if len(losses) >= MIN_TRIALS
         }
@@ -381,8 +383,9 @@ class LiveSharing:
         if made.chosen is not None:
             made = replace(made, assignment=made.assignment.named())
             _log.info("peer %s decides for the swarm: %s", self._name, planner.decisions[-1])
-        self._decisions, planner.decisions = [*self._decisions, *planner.decisions], []
-        self._compared, planner.compared = [*self._compared, *planner.compared], []
+        self._decisions = [*self._decisions, *planner.decisions][-MAX_REPORTED:]
+        self._compared = [*self._compared, *planner.compared][-MAX_REPORTED:]
+        planner.decisions, planner.compared = [], []
         self._newest = self._with_newcomers(made, online), self._name
 
     def _is_missing(
