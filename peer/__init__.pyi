@@ -75,6 +75,7 @@ from .prometheus import swarm_families as swarm_families
 from .records import RecordFile as RecordFile
 from .records import is_record as is_record
 from .records import label as label
+from .service import unit_text as unit_text
 from .settings import CredentialSettings as CredentialSettings
 from .settings import DiscoverySettings as DiscoverySettings
 from .settings import LifecycleSettings as LifecycleSettings

@@ -38,6 +38,7 @@ from .lifecycle import Connect, Peer, Report
 from .machine import Machine
 from .prometheus import serve_metrics, summary_families
 from .records import RecordFile
+from .service import report_alive
 from .settings import Limits, Settings
 
 _log = logging.getLogger(__name__)
@@ -233,6 +234,8 @@ async def run_process(
     connect, expiries = mqtt_connect(spec.broker), certificate_ends(spec.broker)
     started: list[Peer] = []
     with contextlib.ExitStack() as stack:
+        alive = asyncio.create_task(report_alive(), name="service")
+        stack.callback(alive.cancel)
         if metrics is not None:
             host, port = metrics
             stack.enter_context(serve_metrics(lambda: _figures(started), port, host))

@@ -37,6 +37,7 @@ from .console import (
     report_interruption,
     with_options,
 )
+from .service import service_app
 from .topology import topology_app
 
 if TYPE_CHECKING:
@@ -451,6 +452,7 @@ def bench_command(only: list[str] | None = None) -> None:
 from . import assignment, enrol, explain, fuse, live, page, predict, slices, status, trust  # noqa: E402, F401
 
 app.add_typer(topology_app, name="topology")
+app.add_typer(service_app, name="service")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
