@@ -1,6 +1,6 @@
 """A soak: peers learn for ever, one of them in a process that is watched for memory and open files.
 
-    python tests/live/soak.py --minutes 30
+    PYTHONPATH=tests python tests/live/soak.py --minutes 30
 
 Run by hand, not in CI. Three processes on a broker of their own: the one that is watched takes new samples
 from a folder; another one is killed and started again every two minutes; the third one leaves and comes back.
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from waiting import let_run
 
 from gossamer.peer import Broker, BrokerSettings
 
@@ -49,7 +50,7 @@ def make_learner(name: str):
 
     class Paced(SgdLearner):
         def train(self, steps: int):
-            time.sleep(0.1)
+            let_run(0.1)
             return super().train(steps)
 
     network = SlicedNetwork(mlp("64=100=10"), {"global": "64-80-10"}, peer=name, rest=name, seed=0)
@@ -66,9 +67,9 @@ def join(folder: Path, name: str, url: str) -> subprocess.Popen[bytes]:
         sys.executable, "-m", "gossamer", "join", "--broker", url, "--swarm", "soak", "--config",
         str(device), "--out", str(folder / "out" / name),
     ]  # fmt: skip
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent),
-    }  # fmt: skip
+    here = Path(__file__).parent
+    path = os.pathsep.join((str(here), str(here.parent)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     log = (folder / f"{name}.log").open("ab")
     return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
@@ -115,7 +116,7 @@ def soak(minutes: float) -> bool:
                     peers["leaving"].send_signal(signal.SIGTERM)
                     peers["leaving"].wait()
                     peers["leaving"] = join(folder, "leaving", broker.url)
-                time.sleep(10)
+                let_run(10)
                 if peers["watched"].poll() is not None:
                     print((folder / "watched.log").read_text()[-3000:])
                     raise SystemExit(
