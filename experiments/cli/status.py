@@ -78,9 +78,14 @@ def status_command(
     owner_key = None if owner is None else read_public(owner)
     transport = _transport(url, connection)
     show = _Show(swarm, as_json=as_json, quiet=quiet)
-    problems = asyncio.run(
-        _observe(transport, swarm, owner_key, show, follow=follow, metrics=metrics)
-    )
+    try:
+        problems = asyncio.run(
+            _observe(transport, swarm, owner_key, show, follow=follow, metrics=metrics)
+        )
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+        return  # how one stops to follow
     if problems:
         raise typer.Exit(NEEDS_A_PERSON)
 
