@@ -238,9 +238,10 @@ def agree(history: History) -> Iterator[str]:
     finished = [ending for ending in history.endings if ending.report is not None]
     through = [float(line.split()[0]) for line in history.log if " has stopped averaging" in line]
     first = min(through + [ending.at for ending in finished], default=0.0)
-    joined = [float(line.split()[0]) for line in history.log if " joins swarm " in line]
+    came = (" joins swarm ", " is again online")
+    joined = [float(line.split()[0]) for line in history.log if any(text in line for text in came)]
     if any(at > first for at in joined):
-        return  # somebody came when others were through already
+        return  # somebody came, or came back, when others were through already
     values: dict[str, list[tuple[str, np.ndarray[Any, Any]]]] = defaultdict(list)
     for ending in finished:
         if ending.report is not None and ending.learner is not None:
