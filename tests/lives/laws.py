@@ -7,6 +7,7 @@ checkpoint on their disk.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ Law = Callable[[History], Iterator[str]]
 
 AGREEMENT = 0.05
 """The relative distance within which peers that settled in peace agree."""
+
+
+CUT = re.compile(r"([\d.]+) \*\* .*\bcut .* for ([\d.]+) s")
+"""A line of the log that says when a peer is cut off from the broker, and for how long."""
 
 
 # --- books: the one place that reads checkpoints -----------------------------------------------------
@@ -238,10 +243,12 @@ def agree(history: History) -> Iterator[str]:
     finished = [ending for ending in history.endings if ending.report is not None]
     through = [float(line.split()[0]) for line in history.log if " has stopped averaging" in line]
     first = min(through + [ending.at for ending in finished], default=0.0)
-    came = (" joins swarm ", " is again online")
-    joined = [float(line.split()[0]) for line in history.log if any(text in line for text in came)]
+    joined = [float(line.split()[0]) for line in history.log if " joins swarm " in line]
     if any(at > first for at in joined):
-        return  # somebody came, or came back, when others were through already
+        return  # somebody came when others were through already
+    cuts = [CUT.search(line) for line in history.log]
+    if any(cut and float(cut[1]) <= first <= float(cut[1]) + float(cut[2]) for cut in cuts):
+        return  # somebody was cut off when the first was through
     values: dict[str, list[tuple[str, np.ndarray[Any, Any]]]] = defaultdict(list)
     for ending in finished:
         if ending.report is not None and ending.learner is not None:
