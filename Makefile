@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 # Modules are compiled once, not in each of the hundred processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-live test-lives lint docs bench clean
+.PHONY: demo test test-wheel test-live test-lives test-engines lint docs bench clean
 
 demo: $(READY)
 	@echo "== sixteen live peers, sixteen tasks: alone, everything averaged, partial models"
@@ -17,7 +17,11 @@ demo: $(READY)
 
 test: $(READY)
 	@echo "== tests (make test-live and make test-lives run the ones that take minutes)"
-	$(BIN)/python -m pytest -m "not live and not lives" -n auto --dist loadfile
+	$(BIN)/python -m pytest -m "not live and not lives and not engines and not wheel" -n auto --dist loadfile
+
+test-wheel: $(READY)
+	@echo "== the wheel, and the Dockerfile's lines, in an empty environment"
+	$(BIN)/python -m pytest -m wheel
 
 test-live: $(READY)
 	@echo "== live tests: processes killed, brokers restarted, packets lost"
@@ -26,6 +30,11 @@ test-live: $(READY)
 test-lives: $(READY)
 	@echo "== simulated lives: whole peers in virtual time, 300 histories"
 	$(BIN)/python -m pytest -m lives tests/lives -n auto
+
+test-engines: $(READY)
+	@echo "== studies on a Dask scheduler and on a Ray cluster, both started here"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dask,ray]"
+	GOSSAMER_REQUIRE_ENGINES=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest -m engines
 
 lint: $(READY)
 	@echo "== ruff, then pyright"

@@ -1,13 +1,18 @@
-"""Atomic writes, so that a file is never seen half written, and locks between processes."""
+"""Atomic writes, so that a file is never seen half written, locks between processes, and files of records."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 if sys.platform == "win32":
     import msvcrt
@@ -16,6 +21,8 @@ else:
         import fcntl
     except ImportError:  # a platform without Unix locks
         fcntl = None
+
+_log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -106,3 +113,97 @@ def _is_open_file(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
+
+
+class RecordFile:
+    """Appends records to a file, each as a line with one JSON object.
+
+        with RecordFile(path) as file:
+            file.write(record)
+
+    Each line is written by one unbuffered write, so that a process that is killed leaves complete lines. A
+    record that cannot be written completely is left out; nothing is raised, because a full disk must not end
+    a peer. The first such error is logged.
+
+    overwrite: empty the file first, instead of appending to it.
+    limit: the largest size of the file, in bytes. Before it would grow beyond, it is renamed to its name with
+        `.1` at the end, in the place of the last such file, and a new one begins; None for no limit.
+    unwritten: the number of records that were left out. failure: the first error, or None.
+    """
+
+    def __init__(self, path: Path, *, overwrite: bool = False, limit: int | None = None):
+        self._path, self._limit = path, limit
+        self.unwritten = 0
+        self.failure: OSError | None = None
+        self._file: FileIO | None = None
+        self._ends_inside_line = False
+        try:
+            if overwrite:
+                path.open("wb").close()
+            self._file = path.open("a+b", buffering=0)  # unbuffered: closing it cannot fail
+            self._ends_inside_line = _last_line_is_incomplete(self._file)
+        except OSError as error:
+            self._note_failure(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one record as a line of its own, also if the file's last line is incomplete."""
+        if self._file is None:
+            self.unwritten += 1
+            return
+        line = (("\n" if self._ends_inside_line else "") + json.dumps(record) + "\n").encode()
+        start = 0
+        try:
+            start = self._file.seek(0, os.SEEK_END)
+            if self._limit is not None and start and start + len(line) > self._limit:
+                self._file = self._rotate(self._file)
+                start, line = 0, line.lstrip(b"\n")
+            written = self._file.write(line) or 0
+            while written < len(
+                line
+            ):  # a full disk takes a part; writing the rest raises the error
+                written += self._file.write(line[written:]) or 0
+        except OSError as error:
+            with contextlib.suppress(OSError):  # a device file cannot be truncated
+                self._file.truncate(start)
+            self.unwritten += 1
+            self._note_failure(error)
+        else:
+            self._ends_inside_line = False
+
+    def _rotate(self, full: FileIO) -> FileIO:
+        """Rename the full file, and return a new one. If that fails, the full one is still open."""
+        self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+        new = self._path.open("a+b", buffering=0)
+        full.close()
+        return new
+
+    def _note_failure(self, error: OSError) -> None:
+        """Log and keep the first error; later ones would say the same."""
+        if self.failure is None:
+            reason = error.strerror or str(error)
+            _log.warning(
+                "%s: cannot be written: %s; records are left out of it until it can be: free disk space or "
+                "check access", self._path, reason,
+            )  # fmt: skip
+            self.failure = error
+
+
+def _last_line_is_incomplete(file: FileIO) -> bool:
+    """Return whether the file does not end with a line break, after a power failure for example."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"

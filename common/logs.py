@@ -1,4 +1,4 @@
-"""The format of log lines, and limits for an event that repeats."""
+"""Log lines: writing them to stderr, as text or JSON, and which repetitions of an event to log."""
 
 import json
 import logging
@@ -6,10 +6,14 @@ import sys
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats each log line as one JSON object: time (seconds since 1970), level, logger, message."""
+    """Formats each log record as one line with one JSON object.
+
+    Its keys are `time` (seconds since 1970), `level` (in lower case), `logger` (its name) and `message`; a
+    record of an exception has `traceback` too.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the JSON object of a record, as text without a line break."""
         line = {
             "time": record.created,
             "level": record.levelname.lower(),
@@ -22,13 +26,20 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr(*, as_json: bool = False) -> None:
-    """Write log lines of level INFO and above to stderr: as text, or each as a JSON object."""
+    """Make the root logger write records of level INFO and above to stderr, as text or as JSON objects.
+
+    Like `logging.basicConfig`, it does nothing if the root logger has a handler already.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(JsonFormatter() if as_json else text)
+    text_formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(JsonFormatter() if as_json else text_formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-def is_milestone(count: int) -> bool:
-    """Return True for 1, 2, 4, 8, …: the occurrences of a repeating event that are logged."""
+def should_log_repeat(count: int) -> bool:
+    """Return whether to log the `count`-th occurrence of an event: True for 1, 2, 4, 8 and so on.
+
+    The first occurrence is logged at once, and an event that a faulty peer causes a million times fills the
+    log with 20 lines only.
+    """
     return count & (count - 1) == 0

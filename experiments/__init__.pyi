@@ -1,6 +1,7 @@
 from .arena import Arena as Arena
 from .arena import Round as Round
 from .arena import Simulation as Simulation
+from .arena import frame as frame
 from .arena import simulate as simulate
 from .build import Member as Member
 from .build import Swarm as Swarm
@@ -9,3 +10,4 @@ from .config import load_config as load_config
 from .config import parse_config as parse_config
 from .errors import ConfigError as ConfigError
 from .results import Results as Results
+from .results import read as read

@@ -20,20 +20,24 @@ from torch import nn
 from ..gossip.compress import CompressError
 from ..gossip.compress import parse as parse_compressor
 from ..models import (
+    Adam,
     AssociativeLearner,
     AssociativeNetwork,
     Layout,
     Learner,
     ModelError,
     ModelGraph,
+    OptimizerFactory,
     ProximalLearner,
+    Sgd,
     SgdLearner,
     SlicedNetwork,
     SliceSpec,
     Start,
-    implementers,
+    find_metrics,
     log_priors,
     mlp,
+    networks_by_model,
     seeded_rng,
     sparse_vectors,
 )
@@ -50,7 +54,7 @@ from .config.tables import (
 )
 from .data import DataError, Dataset, Samples, Task, load, partition
 from .errors import ConfigError
-from .networks import NamedNetwork
+from .networks import NamedNetwork, find_function
 from .results import write_json
 
 MAX_PERMUTED_LABELS = 6
@@ -89,12 +93,18 @@ class Swarm:
 
     source: the config's file, for error messages and for paths relative to it.
     load_data: the function that loads data sets; pass one with a cache to load them once for several swarms.
+    only: the peers that can be built, if not all: samples of the others are not copied.
     """
 
     def __init__(
-        self, config: Config, source: str = "config", load_data: Callable[..., Dataset] = load
+        self,
+        config: Config,
+        source: str = "config",
+        load_data: Callable[..., Dataset] = load,
+        only: Sequence[int] | None = None,
     ):
         self.config, self.source = config, source
+        self._peers = range(config.peers) if only is None else only
         self._task_entries = [
             (f"tasks.{number}", entry, self._peers_at(f"tasks.{number}.peers", entry.peers))
             for number, entry in enumerate(config.tasks)
@@ -126,13 +136,18 @@ class Swarm:
                     self._named_network = NamedNetwork(
                         network_name, self.dataset, options, folder, cells
                     )
+            with self._error_context("training.metrics"):
+                folder = Path(source).parent
+                self._metrics = find_metrics(
+                    [find_function(n, folder) if ":" in n else n for n in config.training.metrics]
+                )
             with self._error_context("data"):
-                self._train, self._test = split_data(config, self.dataset)
+                self._train, self._test = split_data(config, self.dataset, self._peers)
             self._test_tensors: dict[tuple[int, Task], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def members(self) -> list[Member]:
-        """Return all peers, each with its values before any averaging."""
-        return [self.member(index) for index in range(self.config.peers)]
+        """Return all peers (or those of `only`), each with its values before any averaging."""
+        return [self.member(index) for index in self._peers]
 
     def matching(self, index: int) -> dict[str, Matching]:
         """Return how one peer's cells are matched, by partial model; models without matching are left out."""
@@ -148,7 +163,7 @@ class Swarm:
         return self._sparse_member(index) if self._sparse else self._member(index)
 
     def slices(self, index: int) -> dict[str, SliceSpec]:
-        """Return the slices of the partial models that one peer implements, as layouts or shares of cells."""
+        """Return the slices of the partial models that one peer has, as layouts or shares of cells."""
         slices: dict[str, SliceSpec] = {}
         for name, key, model in self._models(index):
             if name in slices:
@@ -254,6 +269,7 @@ class Swarm:
                 rate=training.rate,
                 optimizer=_optimizer(training),
                 loss=training.loss,
+                metrics=self._metrics,
                 seed=int(seeded_rng(config.seed, "order", index).integers(2**31)),
             )
         with self._error_context("training.prior"):
@@ -392,14 +408,16 @@ class Swarm:
             text = "needs one output for each class, and the last layer has a single cell"
             raise self._error("training.prior", f"{text}: give it two, or leave the key out")
 
-    def _peers_at(self, key: str, value: PeerSelection) -> list[int]:
+    def _peers_at(self, key: str, value: PeerSelection) -> Sequence[int]:
         """Return the indices of the peers that the value of a key names: "all", the first few, or a list."""
         count = self.config.peers
-        if value == "all":
-            return list(range(count))
-        indices = list(range(value)) if isinstance(value, int) else value
-        if indices and max(indices) >= count:
-            raise self._error(key, f"names peer {max(indices)}, but peers are 0 to {count - 1}")
+        # Ranges, in which a peer is found at once: every peer looks here for itself.
+        indices = (
+            range(count if value == "all" else value) if isinstance(value, int | str) else value
+        )
+        last = indices[-1] if isinstance(indices, range) and indices else max(indices, default=-1)
+        if last >= count:
+            raise self._error(key, f"names peer {last}, but peers are 0 to {count - 1}")
         return indices
 
     def _error(self, key: str, text: str) -> ConfigError:
@@ -430,20 +448,22 @@ def trained_file(config: Config, source: str, index: int) -> Path | None:
     return None if path is None else Path(source).parent / path.replace("{peer}", str(index))
 
 
-def _optimizer(training: Training) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None:
+def _optimizer(training: Training) -> OptimizerFactory | None:
     """Return a function that makes the config's optimizer; None for SgdLearner's own plain SGD."""
-    options: dict[str, Any] = {"lr": training.rate, "weight_decay": training.weight_decay}
+    options: dict[str, Any] = {"rate": training.rate, "weight_decay": training.weight_decay}
     if training.optimizer == "adam":
-        return partial(torch.optim.Adam, **options)
+        return partial(Adam, **options)
     if training.optimizer == "momentum":
         options["momentum"] = 0.9 if training.momentum is None else training.momentum
     elif not training.weight_decay:
         return None
-    return partial(torch.optim.SGD, **options)
+    return partial(Sgd, **options)
 
 
-def split_data(config: Config, dataset: Dataset) -> tuple[list[Samples], list[Samples]]:
-    """Return every peer's training samples, and every peer's test samples.
+def split_data(
+    config: Config, dataset: Dataset, only: Sequence[int]
+) -> tuple[dict[int, Samples], dict[int, Samples]]:
+    """Return the training samples, and the test samples, of the peers `only`, by peer.
 
     If the data set has no test set, some of each peer's samples are held out to test it.
     """
@@ -472,28 +492,29 @@ def split_data(config: Config, dataset: Dataset) -> tuple[list[Samples], list[Sa
             indices_by_peer = partition.shards(source.y, peers, data.shards, generator)
         case "natural":
             indices_by_peer = partition.by_group(source.group, peers, size, generator)
-    train: list[Samples] = []
-    test: list[Samples] = []
+    train: dict[int, Samples] = {}
+    test: dict[int, Samples] = {}
     if test_set is not None:  # copied once: all peers share this memory
         test_set = test_set.take(range(min(data.test or len(test_set), len(test_set))))
-    for index, indices in enumerate(indices_by_peer):
+    for index in only:
+        indices = indices_by_peer[index]
         if test_set is None:
             test_count = data.test or _default_test_count(index, len(indices))
             indices, test_indices = partition.split(
                 indices, test_count, seeded_rng(seed, "held out", index)
             )
-            test.append(source.take(test_indices))
+            test[index] = source.take(test_indices)
         if data.samples is not None:
             if data.partition == "shards":
                 # Samples are in the order of the shards: the first ones would all be of one shard.
                 indices = seeded_rng(seed, "some of the shards", index).permutation(indices)
             indices = indices[: data.samples]
-        train.append(source.take(indices))
+        train[index] = source.take(indices)
         if test_set is not None and data.tested == "common":
-            test.append(test_set)
+            test[index] = test_set
         elif test_set is not None:
-            same_classes = partition.with_class_shares(test_set.y, train[-1].y, dataset.classes)
-            test.append(test_set.take(same_classes))
+            same_classes = partition.with_class_shares(test_set.y, train[index].y, dataset.classes)
+            test[index] = test_set.take(same_classes)
     return train, test
 
 
@@ -558,14 +579,14 @@ def _swarm(config: str, source: str) -> Swarm:
 
 
 def shared_models(members: list[Member]) -> dict[str, list[int]]:
-    """Return the partial models that more than one peer implements, each with the indices of its peers."""
-    peers_of_model = implementers([member.network for member in members])
+    """Return the partial models that more than one peer has, each with the indices of its peers."""
+    peers_of_model = networks_by_model([member.network for member in members])
     return {model: peers for model, peers in peers_of_model.items() if len(peers) > 1}
 
 
 @dataclass(frozen=True)
 class PeerFacts:
-    """What a results folder tells about a peer: its task and the partial models that it implements."""
+    """What a results folder tells about a peer: its task and the partial models that it has."""
 
     name: str
     task: str

@@ -17,7 +17,7 @@ from ..models import READY_NETWORKS, Anatomy, ModelError, discover_or_one_cell
 from .data import Dataset, Samples
 
 
-def find_function(name: str, folder: Path | None = None) -> Callable[..., nn.Module]:
+def find_function(name: str, folder: Path | None = None) -> Callable[..., Any]:
     """Return the function that makes a network; name: a ready network, or an entry point `module:function`.
 
     Its module is imported from the working directory, `folder` (that of the config), or installed packages.

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -330,37 +330,18 @@ def cannot_write(path: Path, error: OSError | SafetensorError) -> ConfigError:
     return ConfigError(f"{path}: cannot be written: {reason}")
 
 
-class RecordFile:
-    """Appends records to a JSONL file, each written immediately and completely.
+class RecordFile(files.RecordFile):
+    """Appends records to a JSONL file; raises ConfigError if the file cannot be written.
 
-    fresh: delete records that the file holds already. Raises ConfigError if the file cannot be written.
+    fresh: delete records that the file holds already.
     """
 
     def __init__(self, path: Path, *, fresh: bool = True):
-        from ..peer import (
-            RecordFile as TolerantRecordFile,  # imports pydantic, which would slow down --help
-        )
-
-        self._path = path
         make_folder(path.parent)
-        self._file = TolerantRecordFile(path, overwrite=fresh)
-        self._raise_failure()
+        super().__init__(path, overwrite=fresh)
 
-    def __enter__(self) -> Self:
-        self._file.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._file.__exit__(*error)
-
-    def write(self, record: Record) -> None:
-        """Append one record."""
-        self._file.write(record)
-        self._raise_failure()
-
-    def _raise_failure(self) -> None:
-        if self._file.failure is not None:
-            raise cannot_write(self._path, self._file.failure) from None
+    def _note_failure(self, error: OSError) -> None:
+        raise cannot_write(self._path, error) from None
 
 
 def read_records(path: Path) -> Iterator[Record]:
@@ -378,6 +359,40 @@ def read_records(path: Path) -> Iterator[Record]:
                 continue
             if isinstance(record, dict):
                 yield record
+
+
+def read(*folders: str | Path) -> Any:
+    """Return the records of finished or running runs as one pandas DataFrame.
+
+        read("results/digits")                      # the latest run
+        read("results/digits/001", "results/digits/002").groupby(["run", "round"])["accuracy"].mean()
+
+    A simulation or a live swarm has a row for every test of a peer, with the columns `round`, `peer`, `task`,
+    `accuracy`, `loss` and one for every named metric. A sweep, comparison or study has a row for every run of
+    its grid, with the columns `line`, `seed`, `accuracy` and one for every key of its settings. The column
+    `run` is the folder. Values that are no numbers or text, such as lists, stay as they are.
+
+    Raises ConfigError if a folder has no records.
+    """
+    import pandas as pd
+
+    rows: list[Record] = []
+    for folder in folders:
+        run = find_run(Path(folder))
+        files_of_run = [run / name for name in ("metrics.jsonl", "runs.jsonl")]
+        records = [record for file in files_of_run for record in read_records(file)]
+        if not records:
+            raise ConfigError(
+                f"{folder}: has no records: neither metrics.jsonl nor runs.jsonl; name the folder of a run"
+            )
+        rows += [{"run": str(run), **_flatten(record)} for record in records]
+    return pd.DataFrame(rows)
+
+
+def _flatten(record: Record) -> Record:
+    """Return a record with its named metrics, and the settings of a run, as keys of their own."""
+    flat = {key: value for key, value in record.items() if key not in ("metrics", "settings")}
+    return {**flat, **(record.get("settings") or {}), **(record.get("metrics") or {})}
 
 
 @contextmanager

@@ -32,26 +32,29 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gossamer.logs import is_milestone
+from gossamer.logs import should_log_repeat
 
-from .compress import Links, Packed, PackError
+from .compress import Links
 from .ledger import (
-    Balances,
+    Delays,
+    DelaysBySize,
     Edge,
     Ledger,
-    Store,
+    Neighbours,
+    RetryPolicy,
     Transfer,
     is_reclaimed_row,
     is_verdict_row,
 )
 from .modes import Mode
-from .neighbours import Delays, DelaysBySize, Neighbours, RetryPolicy
-from .pushsum import Array, is_finite
-from .wire import Ack, Answer, Give, Message, Recall, Tag, Verdict, WireError
+from .pushsum import Array, Balances, Store, is_finite
+from .wire import Ack, Answer, Give, Message, Packed, PackError, Recall, Tag, Verdict, WireError
 
 _log = logging.getLogger(__name__)
 
 SNAPSHOT_VERSION = 2
+ENDED_KEPT = 64
+"""Partial models that have ended whose names are remembered, so that late transfers of them are answered."""
 _EMPTY = np.empty(0, dtype=np.uint8)
 """The value of a transfer without weight, which only tells the receiver not to wait: see `Gossiper.skip`."""
 
@@ -90,6 +93,7 @@ class Gossiper:
         Its reference values are not part of a snapshot: a restored peer starts with none.
 
     `admit`, if it is set, checks every transfer before it is credited; guards are installed there.
+    `refuses`, if it is set, returns whether a peer is banned: its transfers are refused, whatever they hold.
     `observe`, if it is set, is called with every transfer that is credited, as it arrived, and with the own
     value before it changes.
     `counters` counts events by cause. No message makes the gossiper raise.
@@ -113,6 +117,7 @@ class Gossiper:
         self.lossy = lossy
         self.rng = np.random.default_rng(seed)
         self.admit: Admit | None = None
+        self.refuses: Callable[[str], bool] | None = None
         self.observe: Callable[[Give, Array], None] | None = None
         self.counters: Counter[str] = Counter()
         self.rejections: dict[str, str] = {}
@@ -160,12 +165,27 @@ class Gossiper:
 
         A new model counts once `inject` has given it weight. The weight of a model that is no longer there
         stays in this peer's accounts: its transfers are refused, and what comes back of open ones is counted.
+        The names of the latest `ENDED_KEPT` such models are remembered, and of all with open transfers.
         Neighbours share only models that both have, so call `peer_online` for them again.
         """
         for edge in [e for e in self._deferred if e[1] not in self._balances.store.names()]:
             self._decide(self._deferred.pop(edge), "void", "refused-retired")
         self._balances.update_models()
         self.mode.update_models(self.models)
+        unsettled = {model for _, model in self.ledger.open} | {
+            row[2] for row in self.ledger.reclaimed
+        }
+        ended = [model for model in self._balances.weights if model in self._balances.retired]
+        for model in ended[:-ENDED_KEPT]:
+            if model not in unsettled:
+                self._balances.forget(model)
+                self.ledger.forget(model)
+
+    @property
+    def forgotten(self) -> Account:
+        """The weight of all models that ended so long ago that their names are forgotten."""
+        held, injected = self._balances.forgotten
+        return Account(held, 0, injected)
 
     # --- mass -----------------------------------------------------------------------------------
 
@@ -295,10 +315,6 @@ class Gossiper:
         self.links.forget_peer(peer)
         self.mode.peer_gone(peer)
 
-    def mute(self, peer: str, muted: bool) -> None:
-        """Stop pushing to a neighbour, or start again; it stays a neighbour either way."""
-        (self._neighbours.muted.add if muted else self._neighbours.muted.discard)(peer)
-
     def known_sessions(self) -> dict[str, str]:
         """Return the session of each neighbour, online or not."""
         return self._neighbours.sessions()
@@ -314,22 +330,23 @@ class Gossiper:
     def free_neighbours(self, model: str, *, online_only: bool = True) -> list[str]:
         """Return the neighbours to which no transfer of this model is open."""
         peers = self._neighbours.sharing(model, online_only=online_only)
-        if self._neighbours.muted or self.ledger.reclaimed:
+        if self.ledger.reclaimed:
             return [peer for peer in peers if self._is_free(peer, model)]
         open_transfers = self.ledger.open
         return [peer for peer in peers if (peer, model) not in open_transfers]
 
     def heirs(self, model: str) -> list[str]:
-        """Return the neighbours, online or not, to which a leaving peer may hand over a model's mass."""
+        """Return the neighbours, online or not, to which a leaving peer may hand over a model's mass.
+
+        None in a weightless mode: a leaver's weight is its own, and ends with it.
+        """
+        if self.mode.weightless:
+            return []
         staying = self._neighbours.staying(model)
         return [peer for peer in staying if not self._reclaimed_from(peer, model)]
 
     def _is_free(self, peer: str, model: str) -> bool:
-        return (
-            (peer, model) not in self.ledger.open
-            and peer not in self._neighbours.muted
-            and not self._reclaimed_from(peer, model)
-        )
+        return (peer, model) not in self.ledger.open and not self._reclaimed_from(peer, model)
 
     def _reclaimed_from(self, peer: str, model: str) -> bool:
         """Return whether a transfer to the neighbour's present session was reclaimed, unacknowledged.
@@ -388,6 +405,28 @@ class Gossiper:
         self.counters["push"] += len(shares)
         return True
 
+    def send_values(
+        self, model: str, peers: Iterable[str], now: float, tag: Tag | None = None
+    ) -> bool:
+        """Send the own value to free neighbours, without weight; False, and count it, if that is impossible.
+
+        Weightless modes call it. Like any transfer it is repeated until it is acknowledged; nothing is
+        debited, so nothing is taken back if it is refused.
+        """
+        try:
+            value = self._balances.copy_to_send(self._check_model(model), self.lossy)
+        except WireError as error:
+            self._warn_cannot_send(model, error)
+            return False
+        if value is None:
+            self.counters["own-value-not-finite"] += 1
+            self._warn_if_diverged(model)
+            return False
+        for peer in peers:
+            self._open_transfer(model, peer, 0, value, now, tag)
+            self.counters["push"] += 1
+        return True
+
     def skip(self, model: str, peers: Iterable[str], now: float, tag: Tag) -> bool:
         """Tell free neighbours not to wait for this peer in this exchange; always return True.
 
@@ -435,7 +474,7 @@ class Gossiper:
     def _warn_cannot_send(self, model: str, error: WireError) -> None:
         self.counters["own-value-too-large"] += 1
         count = self.counters["own-value-too-large"]
-        if is_milestone(count):
+        if should_log_repeat(count):
             _log.warning(
                 "peer %s cannot share model %s: %s (%d so far)", self.peer, model, error, count
             )
@@ -660,6 +699,8 @@ class Gossiper:
         defect = "leaving" if self.leaving or self.closed else None
         if (give.sender, give.session) in self._neighbours.returned:
             defect = "gone-session"
+        if defect is None and self.refuses is not None and self.refuses(give.sender):
+            defect = "banned"
         if defect is None and give.model in self._balances.retired:
             defect = "retired"
         if defect is None and not self.mode.admit(give):
@@ -686,6 +727,8 @@ class Gossiper:
 
     def _credit(self, give: Give) -> str | None:
         """Absorb a transfer that is admitted; return the cause, and change nothing, if it is refused."""
+        if self.mode.weightless:
+            return self._move(give)
         # The weight of all open transfers may come back and must fit into the range of weights.
         defect = self._balances.defect(give, self.ledger.open_weight[give.model])
         if defect is not None:
@@ -695,6 +738,18 @@ class Gossiper:
             return admitted
         observe = None if self.observe is None else partial(self.observe, give)
         return self._balances.credit(admitted, observe)
+
+    def _move(self, give: Give) -> str | None:
+        """Let a value without weight move the own one, as the mode says; return the cause if it is void."""
+        if (defect := self._balances.value_defect(give)) is not None:
+            return defect
+        moved = self.mode.moved(self, give)
+        if isinstance(moved, str):
+            return moved
+        if self.observe is not None:
+            self.observe(give, self.value(give.model))
+        self.set_value(give.model, moved)
+        return None
 
     def _give_up_reclaimed(self, peer: str, session: str, rows: Iterable[Any]) -> None:
         """Give up the mass of credited transfers that a leaver reclaimed; see `peer_gone`."""
@@ -767,7 +822,8 @@ class Gossiper:
 
     def is_drained(self) -> bool:
         """Return True if no mass is held or in open transfers: a leaving peer may end."""
-        return not self.ledger.open and not any(self.weight(model) for model in self.models)
+        held = not self.mode.weightless and any(self.weight(model) for model in self.models)
+        return not self.ledger.open and not held
 
     def close(self) -> None:
         """Credit and push nothing from now on: the values that this peer holds are its result.

@@ -1,34 +1,28 @@
-"""The accounts of one peer: the mass it holds, its open transfers, and its verdicts on received transfers.
+"""The transfers of one peer: those that are open, its verdicts on received ones, and its neighbours.
 
 Per (neighbour, model) at most one transfer is open, and sequence numbers rise. So a receiver needs to
 remember only one verdict per (sender, session, model): that on the last sequence number. Earlier transfers
 were closed by their sender and can be ignored.
 
-`Balances` is the mass that is held: a weight per partial model, beside the values in a `Store`.
+`Neighbours` knows the neighbours' sessions and models and whether they can be reached, and `Delays` when a
+transfer to one of them is late.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from math import inf
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from .compress.packed import Packed
 from .pushsum import (
     MAX_WEIGHT,
-    Array,
-    Mass,
-    absorb,
-    absorb_finite,
-    as_factor,
-    is_finite,
-    portion,
-    split,
 )
-from .wire import Give, Tag, Verdict
+from .wire import Give, Packed, Tag, Verdict
 
 Edge: TypeAlias = tuple[str, str]
 """(neighbour, model)"""
@@ -176,6 +170,13 @@ class Ledger:
         if len(sessions) > SESSIONS_KEPT:
             del sessions[next(iter(sessions))]
 
+    def forget(self, model: str) -> None:
+        """Forget all transfers of a model that has ended; none of them may be open."""
+        self._sequences = {edge: n for edge, n in self._sequences.items() if edge[1] != model}
+        for sessions in self._verdicts.values():
+            for models in sessions.values():
+                models.pop(model, None)
+
     def verdicts(self) -> Iterator[tuple[str, str, str, int, Verdict]]:
         """Yield (sender, session, model, last sequence, verdict) for all received transfers."""
         for sender, sessions in self._verdicts.items():
@@ -230,269 +231,232 @@ class Ledger:
         return ledger
 
 
-class Store(Protocol):
-    """The values of partial models, each a flat vector; names, lengths and dtypes stay fixed in a session."""
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """The state of one neighbour, according to presence; `models` are those that may be pushed to it.
 
-    def names(self) -> Iterable[str]:
-        """Return the names of all partial models, in any order."""
-        ...
+    leaving: the neighbour hands over its mass and refuses transfers.
+    """
 
-    def read(self, name: str) -> Array:
-        """Return a model's values, as a view or a copy; the caller will not change them.
-
-        A view may change with the next `write`: copy values that are kept for longer.
-        """
-        ...
-
-    def write(self, name: str, value: Array) -> None:
-        """Replace a model's values; the store may keep `value`, the caller will not change it."""
-        ...
+    session: str
+    models: frozenset[str]
+    online: bool = True
+    leaving: bool = False
 
 
-class DictStore:
-    """A store that is a plain dict of arrays: for tests, simulations and small programs."""
+class Neighbours:
+    """All present neighbours, and the sessions that are gone for good."""
 
-    def __init__(self, models: Mapping[str, Array]) -> None:
-        self._models = {name: np.array(value) for name, value in models.items()}
+    def __init__(self) -> None:
+        self._neighbours: dict[str, Neighbour] = {}
+        self._sharing_cache: dict[tuple[str, bool], list[str]] = {}
+        """Results of `sharing`, which is called at every turn; cleared when a neighbour comes or goes."""
+        self.gone: set[tuple[str, str]] = set()
+        """(peer, session) pairs that are gone for good."""
+        self.left: set[tuple[str, str]] = set()
+        """The gone sessions that said goodbye. The others were given up, and may still be running."""
+        self.returned: set[tuple[str, str]] = set()
+        """The gone sessions that were given up and came online again."""
 
-    def names(self) -> Iterable[str]:
-        """Return the names of all models."""
-        return self._models.keys()
+    def get(self, peer: str) -> Neighbour | None:
+        """Return the state of a neighbour, or None."""
+        return self._neighbours.get(peer)
 
-    def read(self, name: str) -> Array:
-        """Return the stored array itself."""
-        return self._models[name]
+    def online(
+        self, peer: str, session: str, models: Iterable[str], *, leaving: bool = False
+    ) -> None:
+        """Note that a neighbour is online."""
+        self._sharing_cache.clear()
+        self._neighbours[peer] = Neighbour(session, frozenset(models), leaving=leaving)
 
-    def write(self, name: str, value: Array) -> None:
-        """Store an array as it is, without a copy."""
-        self._models[name] = value
+    def offline(self, peer: str) -> None:
+        """Note that a peer, if it is a neighbour, cannot be reached for now."""
+        if peer in self._neighbours:
+            self._sharing_cache.clear()
+            self._neighbours[peer] = replace(self._neighbours[peer], online=False)
 
+    def retire(self, peer: str, session: str, *, left: bool) -> None:
+        """Note that a session is gone for good; left: it said goodbye."""
+        self._sharing_cache.clear()
+        self.gone.add((peer, session))
+        if left:
+            self.left.add((peer, session))
+        neighbour = self._neighbours.get(peer)
+        if neighbour is not None and neighbour.session == session:
+            del self._neighbours[peer]
 
-class Balances:
-    """Held mass. Each method changes weight and value together so that the sum of all peers' mass stays."""
+    def sessions(self) -> dict[str, str]:
+        """Return the session of every neighbour."""
+        return {peer: neighbour.session for peer, neighbour in self._neighbours.items()}
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.models: tuple[str, ...] = tuple(sorted(store.names()))
-        self.weights: dict[str, int] = dict.fromkeys(self.models, 0)
-        self.injected: dict[str, int] = dict.fromkeys(self.models, 0)
-        self.promised: dict[str, int] = {}
-        """Weight to inject once the first transfer is credited."""
-        self.debts: dict[str, int] = {}
-        """Weight to give up as soon as that much more is held; see `give_up`."""
-        self.residue: dict[str, Array] = {}
-        """Compression errors as sums (weight · value); they are added to the next mass that is credited."""
-        self.retired: set[str] = set()
-        """Models that the store no longer has. Their weights stay in the accounts, without values."""
-        # Read once: a store may have to gather a model, and a model's shape never changes.
-        self._shapes = {v: (own.shape, own.dtype) for v in self.models for own in [store.read(v)]}
-
-    def update_models(self) -> None:
-        """Take over the models that the store has now.
-
-        New models have no weight yet. Models that are no longer there are retired: nothing is credited to
-        them or sent of them any more, and weight that comes back from open transfers is only counted. A
-        retired model that is back has the weight that was left.
-        """
-        self.models = tuple(sorted(self.store.names()))
-        for model in self.models:
-            self.weights.setdefault(model, 0)
-            self.injected.setdefault(model, 0)
-        self.retired = self.weights.keys() - set(self.models)
-        for model in self.retired:
-            self.promised.pop(model, None)
-            self.residue.pop(model, None)
-        self._shapes = {
-            v: (own.shape, own.dtype) for v in self.models for own in [self.store.read(v)]
-        }
-
-    def inject(self, model: str, weight: int, *, after_first_transfer: bool = False) -> None:
-        """Add weight at the current value, or promise to do so when the first transfer is credited."""
-        held = self.weights[model]
-        if not 0 < weight <= MAX_WEIGHT - held:
-            raise ValueError(f"inject {model!r}: weight {weight} is out of range; use ONE·samples")
-        if after_first_transfer and held == 0:
-            self.promised[model] = weight
-        else:
-            self.promised.pop(model, None)  # or the same weight would be injected twice
-            self.weights[model] += weight
-            self.injected[model] += weight
-
-    def adjust(self, model: str, weight: int) -> None:
-        """Change the injected weight to `weight`, at the current value."""
-        difference = weight - self.injected[model]
-        if difference > 0:
-            self.inject(model, difference)
-        elif difference < 0:
-            self.injected[model] = weight
-            self.give_up(model, -difference)
-
-    def take(
-        self, model: str, share: int, lossy: Callable[[str, Array], Array] | None
-    ) -> Array | None:
-        """Debit `share` units and return the value to send with them; None if it is not finite."""
-        if self.residue and self.weights[model] and model in self.residue:
-            self._set(model, self._mass(model))  # adds the residue, so that it is sent too
-        value = np.array(self.store.read(model))
-        if not is_finite(value):
-            return None
-        rounded = None if lossy is None else np.asarray(lossy(model, value))
-        rest, sent = split(Mass(value, self.weights[model]), share, rounded)
-        sent.value.setflags(write=False)  # shared by all transfers of this push
-        if rest.value is not value:
-            self.store.write(model, rest.value)
-        self.weights[model] = rest.weight
-        return sent.value
-
-    def take_packed(
-        self,
-        model: str,
-        shares: Mapping[str, int],
-        pack: Callable[[str, Array], tuple[Array, Packed, float] | None],
-        *,
-        exact_shares: bool,
-    ) -> dict[str, tuple[Array, Packed | None, int]] | None:
-        """Debit shares with compressed values.
-
-        Return per receiver the value that it will read, the packed form and the share. A share shrinks with
-        the fraction of the value that is transmitted, unless `exact_shares`. None if the value is not finite.
-
-        The compression error, Σ share · (value − read value), stays here as a residue and is added to the
-        next mass that is credited. If it were added to the kept value at once, it would be multiplied by
-        share / kept weight, and the peer would train on that; later it is divided by more weight.
-        """
-        value = np.array(self.store.read(model))
-        if not is_finite(value):
-            return None
-        if sum(shares.values()) > self.weights[model]:
-            raise ValueError(f"push {model!r}: shares exceed a weight of {self.weights[model]}")
-        error = np.zeros_like(value)
-        debited: dict[str, tuple[Array, Packed | None, int]] = {}
-        for receiver, full_share in shares.items():
-            read_value, packed, fraction = pack(receiver, value) or (value, None, 1.0)
-            share = full_share if exact_shares else max(1, portion(full_share, fraction))
-            read_value.setflags(write=False)
-            error += np.subtract(value, read_value, dtype=value.dtype) * as_factor(share, 1, value)
-            debited[receiver] = read_value, packed, share
-            self.weights[model] -= share
-        if error.any():
-            self.residue[model] = self.residue.get(model, 0) + error
-        return debited
-
-    def size(self, model: str) -> int:
-        """Return the number of coordinates of a model."""
-        return self._shapes[model][0][0]
-
-    def defect(self, give: Give, open_weight: int) -> str | None:
-        """Return what is wrong with a transfer, or None; whether its values are finite is not checked.
-
-        open_weight: weight of this model in our own open transfers, all of which may come back.
-        """
-        shape, dtype = self._shapes[give.model]
-        if give.value.dtype != dtype and not np.can_cast(give.value.dtype, dtype, "same_kind"):
-            return "bad-dtype"
-        if give.value.shape != shape:
-            return "wrong-length"
-        return None if 0 < give.weight <= self._free_weight(give.model) - open_weight else "weight"
-
-    def _free_weight(self, model: str) -> int:
-        """Return how much weight may still be credited.
-
-        The weight that this peer will inject is reserved; half the range while that weight is not known.
-        """
-        reserved = self.promised.get(model, 0)
-        if not reserved and not self.injected[model]:
-            reserved = MAX_WEIGHT // 2
-        return MAX_WEIGHT - self.weights[model] - reserved
-
-    def credit(self, give: Give, observe: Callable[[Array], None] | None = None) -> str | None:
-        """Absorb a transfer; return a cause, and change nothing, if the result would not be finite.
-
-        observe: called with the own value before it changes.
-        """
-        model = give.model
-        own = self._mass(model)
-        mass = absorb_finite(own, Mass(give.value, give.weight))
-        if mass is None:
-            return "not-finite"
-        if observe is not None:
-            observe(own.value)
-        self._set(model, mass)
-        promised = self.promised.pop(model, 0)
-        if promised:
-            self.inject(model, promised)
-        return None
-
-    def give_up(self, model: str, weight: int) -> None:
-        """Remove weight that was credited here although its sender has taken it back.
-
-        The value does not change: the credited value has long been averaged with others. Weight that is no
-        longer held, because it was pushed on, becomes a debt, which is paid from the next mass credited.
-        """
-        self.debts[model] = self.debts.get(model, 0) + weight
-        self._pay_debt(model)
-
-    def _pay_debt(self, model: str) -> None:
-        debt = self.debts.pop(model, 0)
-        paid = min(
-            debt, max(self.weights[model] - 1, 0)
-        )  # a value without any weight has no meaning
-        self.weights[model] -= paid
-        if debt > paid:
-            self.debts[model] = debt - paid
-
-    def take_back(self, give: Give) -> None:
-        """Absorb the mass of one of our transfers that was not credited."""
-        if give.model in self.retired:
-            self.weights[give.model] += give.weight
-            self._pay_debt(give.model)
-            return
-        self._set(give.model, absorb(self._mass(give.model), Mass(give.value, give.weight)))
-
-    def snapshot(self, *, values: bool) -> dict[str, Any]:
-        """Return weights and, on request, copies of the values, as plain data."""
-        copies = {v: np.array(self.store.read(v)) for v in self.models} if values else {}
+    def snapshot(self) -> dict[str, Any]:
+        """Return the neighbours and the gone sessions as plain rows."""
+        neighbours = self._neighbours.items()
         return {
-            "weights": dict(self.weights),
-            "injected": dict(self.injected),
-            "promised": dict(self.promised),
-            "debts": dict(self.debts),
-            "residue": dict(self.residue),
-            "retired": sorted(self.retired),
-            "values": copies,
+            "gone": sorted(map(list, self.gone)),
+            "left": sorted(map(list, self.left)),
+            "neighbours": [[peer, n.session, sorted(n.models)] for peer, n in neighbours],
         }
 
-    def restore(self, data: dict[str, Any]) -> None:
-        """Restore weights and, if the snapshot has them, values; the store must have the same models."""
-        retired = set(data.get("retired", ()))
-        models = data["weights"].keys() - retired
-        if models != set(self.models):
-            raise ValueError(
-                f"gossip snapshot holds the partial models {sorted(models)}, the store "
-                f"{list(self.models)}: restore with the same partial models, or start without a snapshot"
+    def restore(self, data: Mapping[str, Any]) -> None:
+        """Restore the rows of a snapshot; neighbours count as offline until presence reports them online."""
+        self._sharing_cache.clear()
+        self.gone = {(peer, session) for peer, session in data["gone"]}
+        self.left = {(peer, session) for peer, session in data["left"]}
+        for peer, session, models in data.get("neighbours", []):
+            self._neighbours[peer] = Neighbour(session, frozenset(models), online=False)
+
+    def reachable(self, peer: str) -> bool:
+        """Return False if a neighbour is offline; True for unknown peers, which may be online."""
+        neighbour = self._neighbours.get(peer)
+        return neighbour is None or neighbour.online
+
+    def sharing(self, model: str, *, online_only: bool = False) -> list[str]:
+        """Return the neighbours that a model may be pushed to, sorted by name."""
+        key = model, online_only
+        if key not in self._sharing_cache:
+            self._sharing_cache[key] = sorted(
+                peer
+                for peer, neighbour in self._neighbours.items()
+                if model in neighbour.models and (neighbour.online or not online_only)
             )
-        for model, value in data["values"].items():
-            own = self.store.read(model)
-            if own.shape != value.shape:
-                raise ValueError(
-                    f"gossip snapshot: partial model {model!r} has {value.size} values, the store's "
-                    f"{own.size}: restore with the same network, or start without a snapshot"
-                )
-            self.store.write(model, np.array(value))
-        self.weights, self.retired = dict(data["weights"]), retired
-        self.injected = dict(data["injected"])
-        self.promised = dict(data["promised"])
-        self.debts = dict(data["debts"])
-        self.residue = {model: np.array(sums) for model, sums in data.get("residue", {}).items()}
+        return list(self._sharing_cache[key])
 
-    def _mass(self, model: str) -> Mass:
-        return Mass(self.store.read(model), self.weights[model])
+    def shares(self, peer: str, model: str) -> bool:
+        """Return whether a model may be pushed to a peer, online or not."""
+        return peer in self._neighbours and model in self._neighbours[peer].models
 
-    def _set(self, model: str, mass: Mass) -> None:
-        value = mass.value
-        if self.residue and mass.weight and model in self.residue:
-            value = value + self.residue.pop(model) * as_factor(1, mass.weight, value)
-        self.store.write(model, value)
-        self.weights[model] = mass.weight
-        if model in self.debts:
-            self._pay_debt(model)
+    def staying(self, model: str) -> list[str]:
+        """Return the neighbours that a model may be pushed to and that are not about to leave."""
+        return [peer for peer in self.sharing(model) if not self._neighbours[peer].leaving]
+
+
+# --- delays and timeouts -------------------------------------------------------------------------
+
+MAX_FAILED_RECALLS = 6
+"""Failed recalls in a row after which the transfer timeout does not grow any more."""
+LARGE_VALUE_BYTES = 1 << 20
+"""Size from which on the transfer time of a value depends mainly on its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """When to repeat an unacknowledged transfer, and when to recall it.
+
+    Timeouts are computed from measured acknowledgement delays; the first ones from the defaults here.
+    """
+
+    first: float = 1.0
+    """Delay in seconds assumed before one was measured. Raise it on slow links to avoid a burst of repeats
+    at the start; lower it for simulations."""
+    rate: float = 40e6
+    """Bytes per second assumed for a large value before the delay of one of its size was measured. Lower it
+    on slow links, for the same reason."""
+    resend_quantile: float = 0.95
+    """Quantile of the delays from which the timeout before a repeat is computed. Lower it if messages are
+    lost often and bandwidth is plentiful."""
+    resend_factor: float = 1.5
+    """Repeat after this many times that quantile. Raise it if `counters["repeat"]` is large although few
+    messages are lost."""
+    backoff: float = 2.0
+    """Each repeat of one transfer waits this many times longer than the one before."""
+    recall_quantile: float = 0.99
+    """Quantile of the delays from which the timeout before a recall is computed."""
+    recall_factor: float = 20.0
+    """Recall after this many times that quantile. Raise it if neighbours pause for long and recalls are
+    answered "credited" in the end; lower it if peers that vanish lock up mass for too long."""
+    recall_longest: float = inf
+    """Recall after this many seconds at the latest. Lower it if neighbours are known to stall: it is safe,
+    because a transfer that they have credited is not taken back."""
+    shortest: float = 0.02
+    """The shortest time between two repeats, in seconds."""
+    longest: float = 30.0
+    """The longest time between two repeats, in seconds."""
+    remembered: int = 256
+    """How many delays are kept. Lower it to follow changing links faster."""
+
+
+class Delays:
+    """The latest acknowledgement delays, and the timeouts computed from them.
+
+    size: size in bytes of the values that were sent.
+    """
+
+    def __init__(self, retry: RetryPolicy, size: int = 0) -> None:
+        self._policy = retry
+        self._first = retry.first + (size / retry.rate if size >= LARGE_VALUE_BYTES else 0.0)
+        self._failed_recalls = 0
+        """Recalls in a row that were answered "void": the transfer had not arrived yet."""
+        self._latest: deque[float] = deque()
+        self._sorted: list[float] = []
+        self._backoff = 1.0
+        """The factor of the timeout that repeats have raised."""
+
+    def acknowledged(self, delay: float, attempts: int) -> None:
+        """Note an acknowledgement that came `delay` seconds after the transfer was first sent.
+
+        After a repeat it is not known which copy was acknowledged, so the delay is not used. Instead the
+        backed-off timeout stays until a transfer is acknowledged at its first attempt (Karn's algorithm).
+        """
+        if attempts == 1:
+            self._remember(max(0.0, delay))
+            self._backoff = 1.0
+        else:
+            self._backoff = max(self._backoff, self._policy.backoff ** (attempts - 1))
+
+    def recalled(self, arrived: bool) -> None:
+        """Note the answer to a recall: whether the transfer had arrived, or was recalled too early.
+
+        Without this, a transfer that takes longer than its timeout would be recalled for ever.
+        """
+        self._failed_recalls = 0 if arrived else min(self._failed_recalls + 1, MAX_FAILED_RECALLS)
+
+    def ack_timeout(self, attempts: int) -> float:
+        """Return how long to wait for an acknowledgement of the last of `attempts` copies before a repeat."""
+        p = self._policy
+        base = p.resend_factor * self._quantile(p.resend_quantile)
+        backoff = max(self._backoff, p.backoff ** min(max(attempts - 1, 0), 64))
+        return min(max(base, p.shortest) * backoff, p.longest)
+
+    def transfer_timeout(self) -> float:
+        """Return the age at which an open transfer is recalled."""
+        age = self.silence_timeout() * self._policy.backoff**self._failed_recalls
+        return min(age, self._policy.recall_longest)
+
+    def silence_timeout(self) -> float:
+        """Return the age from which on training does not wait for the acknowledgement of a transfer."""
+        p = self._policy
+        return p.recall_factor * max(self._quantile(p.recall_quantile), p.shortest)
+
+    def _remember(self, delay: float) -> None:
+        self._latest.append(delay)
+        insort(self._sorted, delay)
+        if len(self._latest) > self._policy.remembered:
+            del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
+
+    def _quantile(self, q: float) -> float:
+        """Return the interpolated quantile; called at every tick, so the delays are kept sorted."""
+        if not self._sorted:
+            return self._first
+        index = q * (len(self._sorted) - 1)
+        low = int(index)
+        high = min(low + 1, len(self._sorted) - 1)
+        return self._sorted[low] + (index - low) * (self._sorted[high] - self._sorted[low])
+
+
+class DelaysBySize:
+    """Delays by the size of the values, because large values take longer.
+
+    All values below `LARGE_VALUE_BYTES` share one `Delays`; larger ones have one per power of two.
+    """
+
+    def __init__(self, retry: RetryPolicy) -> None:
+        self._policy = retry
+        self._classes: dict[int, Delays] = {}
+
+    def of(self, size: int) -> Delays:
+        """Return the delays of values of this size in bytes."""
+        size_class = (size // LARGE_VALUE_BYTES).bit_length()
+        if size_class not in self._classes:
+            self._classes[size_class] = Delays(self._policy, size)
+        return self._classes[size_class]

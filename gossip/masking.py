@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from .gossiper import Gossiper
 from .pushsum import ONE, Array, Mass, is_finite
@@ -46,15 +45,17 @@ class MaskPlan:
             raise ValueError(f"private averaging: scale {self.scale} is not a power of two")
 
 
-def mask(secret: bytes, model: str, round: int, attempt: int, length: int, scale: float) -> Array:
-    """Return the common mask of two peers for one model and one attempt at one round, in float64.
+def mask(secret: bytes, model: str, round: int, length: int, scale: float) -> Array:
+    """Return the common mask of two peers for one model and one round, in float64.
 
     secret: the 32 bytes that only the two peers share (`Keyring.mask_secret`).
     """
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
     if len(secret) != 32:
         raise ValueError(f"private averaging: a secret of {len(secret)} bytes, not 32")
     # Each use has its own key, derived with keyed BLAKE2.
-    label = f"gossamer mask v1\0{model}\0{round}\0{attempt}".encode()
+    label = "\0".join(("gossamer mask v1", model, str(round), "0")).encode()
     key = hashlib.blake2b(label, key=secret, digest_size=32).digest()
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(4 * length))
     numbers = np.frombuffer(stream, "<u4") >> (32 - _BITS)
@@ -69,7 +70,6 @@ class PrivateRound:
         private = PrivateRound("anna", "global", round=3, secrets={"ben": …, "carl": …})
         mass = private.enter(mass)           # gossip this masked mass
         mass = private.cancel("ben", mass)   # if ben vanished before it sent any mass
-        private = private.again(["ben"])     # if ben vanished later: repeat the round with the unmasked mass
 
     peer, model, round: two peers use the same masks if model and round are the same.
     secrets: the secret shared with each neighbour that takes part. Two neighbours must list each other:
@@ -81,8 +81,7 @@ class PrivateRound:
     round: int
     secrets: Mapping[str, bytes] = field(repr=False)
     plan: MaskPlan = field(default_factory=MaskPlan)
-    attempt: int = 0
-    _unmasked: Mass | None = None
+    _has_begun: bool = False
     _cancelled: set[str] = field(default_factory=set)
 
     def enter(self, mass: Mass) -> Mass:
@@ -90,7 +89,7 @@ class PrivateRound:
 
         Raise ValueError with fewer than two neighbours: a single one could subtract its mask.
         """
-        if self._unmasked is not None:
+        if self._has_begun:
             raise ValueError(f"private round {self.round} of {self.model!r} has begun already")
         if len(self.secrets) < 2:
             raise ValueError(
@@ -104,43 +103,25 @@ class PrivateRound:
                 f"private averaging of {self.model!r}: its values are NaN or infinite, which no mask hides: "
                 "the training has diverged; lower the learning rate, or check the data"
             )
-        self._unmasked = Mass(np.array(mass.value), mass.weight)
+        self._has_begun = True
         return _add_to_sum(mass, self._total(self.secrets, mass.value.size))
 
     def cancel(self, neighbour: str, mass: Mass) -> Mass:
         """Return the mass that is held now without the mask shared with a neighbour.
 
         Exact if the neighbour vanished before it sent any of its masked mass: then its mask is in no other
-        peer's mass. If it sent some, all peers must repeat the round with `again` instead.
+        peer's mass. If it sent some, a part of its mask stays in the average.
         """
-        if self._unmasked is None or neighbour not in self.secrets or neighbour in self._cancelled:
+        if not self._has_begun or neighbour not in self.secrets or neighbour in self._cancelled:
             return mass
         self._cancelled.add(neighbour)
         return _add_to_sum(mass, -self._total([neighbour], mass.value.size))
-
-    def again(self, without: Collection[str] = ()) -> PrivateRound:
-        """Return the next attempt at this round without some neighbours; then `enter` the `unmasked` mass.
-
-        All peers that take part must begin the same attempt. Each attempt has new masks: from two attempts
-        with the same masks, others could compute how the values differ.
-        """
-        secrets = {peer: s for peer, s in self.secrets.items() if peer not in without}
-        return PrivateRound(self.peer, self.model, self.round, secrets, self.plan, self.attempt + 1)
-
-    @property
-    def unmasked(self) -> Mass:
-        """The mass before it was masked."""
-        if self._unmasked is None:
-            raise ValueError(f"private round {self.round} of {self.model!r} has not begun")
-        return self._unmasked
 
     def _total(self, neighbours: Collection[str], length: int) -> Array:
         """Return the sum of the masks shared with neighbours, each with this peer's sign."""
         total = np.zeros(length)
         for other in sorted(neighbours):
-            common = mask(
-                self.secrets[other], self.model, self.round, self.attempt, length, self.plan.scale
-            )
+            common = mask(self.secrets[other], self.model, self.round, length, self.plan.scale)
             total += common if self.peer < other else -common
         return total
 

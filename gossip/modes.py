@@ -5,8 +5,8 @@ transfers were credited and which peers are gone, and calls its `step` to push. 
 the gossiper's snapshot, so that a restart continues from the last checkpoint.
 
 `PacedMode` pushes at the pace of training and never waits; `RoundsMode` averages in lockstep with the
-neighbours, `ServerMode` through one server per partial model. The base class, `Mode`, never pushes: its
-driver calls `Gossiper.push`.
+neighbours, `ServerMode` through one server per partial model; `SteadyMode`, in robust.py, exchanges values
+without weight. The base class, `Mode`, never pushes: its driver calls `Gossiper.push`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .compress import Traffic
-from .pushsum import FLOOR, Array, portion
-from .wire import Give
+from .pushsum import MIN_WEIGHT, Array, portion
+from .wire import Give, Tag
 
 if TYPE_CHECKING:
     from .gossiper import Gossiper
@@ -34,9 +34,19 @@ GATHER, RETURN = 0, 1
 class Mode:
     """The interface of a mode. This base class credits every transfer at once and never pushes."""
 
+    weightless: bool = False
+    """Whether transfers carry no weight, and a received value moves the own one as `moved` says."""
+
     def admit(self, give: Give) -> bool:
         """Return True to credit this transfer now; if False, it is deferred until `Gossiper.release`."""
         return True
+
+    def moved(self, gossiper: Gossiper, give: Give) -> Array | str:
+        """Return the own value after a received one has moved it, or the cause for which that one is void.
+
+        Only for a mode that is `weightless`; the received value has the right length.
+        """
+        raise NotImplementedError
 
     def credited(self, give: Give) -> None:
         """Note that a transfer was credited."""
@@ -145,7 +155,7 @@ class PacedMode(Mode):
         fraction: float | None = None,
         max_in_flight: int = 0,
         backlog: int = 2,
-        floor: int = FLOOR,
+        floor: int = MIN_WEIGHT,
         neighbours_by_step: Sequence[Collection[str]] = (),
         drift: Drift | None = None,
     ) -> None:
@@ -167,6 +177,12 @@ class PacedMode(Mode):
     def welcome(self, model: str, peer: str) -> None:
         """Push to a newcomer as soon as it is free, without waiting for the next request."""
         self._welcomes.add((model, peer))
+
+    def update_models(self, models: Collection[str]) -> None:
+        """Forget the pushes of models that are no longer there."""
+        for pushes in (self._waiting_pushes, self._steps):
+            for model in pushes.keys() - {*models}:
+                del pushes[model]
 
     def request(self, *, ignore_drift: bool = False) -> None:
         """Request one more push of every model; `ignore_drift` skips no push from now on."""
@@ -190,6 +206,9 @@ class PacedMode(Mode):
                 self._waiting_pushes[model] -= 1
         self._requests = 0
         for model, peer in sorted(self._welcomes):
+            if model not in gossiper.models:  # it has ended, and the peer does not know that yet
+                self._welcomes.discard((model, peer))
+                continue
             weight = gossiper.weight(model)
             share = portion(weight, Fraction(1, self.fanout + 1))
             # The floor does not apply: a newcomer sends nothing before its first transfer, so with no other
@@ -362,10 +381,14 @@ class RoundsMode(Mode):
             return True
         if progress.missing:
             return False
+        self._end_exchange(gossiper, model)
         progress.exchange += 1
         progress.pushed = False
         progress.idle = progress.exchange == self.exchanges
         return True
+
+    def _end_exchange(self, gossiper: Gossiper, model: str) -> None:
+        """Do what is left to do when all values of an exchange have arrived; here nothing."""
 
     def _push(self, gossiper: Gossiper, model: str, tag: tuple[int, int], now: float) -> bool:
         """Push to all out-neighbours at once; return False while a transfer to one of them is open."""
@@ -568,6 +591,15 @@ class ServerMode(Mode):
         for model, (number, done, closed, weights) in data["own"].items():
             self._as_server[model] = _ServerRound(number, done, closed, dict(weights))
 
+    def _send(
+        self, gossiper: Gossiper, model: str, shares: Mapping[str, int], now: float, tag: Tag
+    ) -> bool:
+        """Send mass to the server, or the mean with their weights back to clients."""
+        return gossiper.push(model, shares, now, tag, exact_shares=True)
+
+    def _end_gathering(self, gossiper: Gossiper, model: str) -> None:
+        """Do what is left to do before the mean is sent back; here nothing: all mass is absorbed."""
+
     def _step_client(
         self, gossiper: Gossiper, model: str, client: _ClientRound, now: float
     ) -> None:
@@ -579,7 +611,7 @@ class ServerMode(Mode):
             client.done = client.round
         elif client.server in gossiper.free_neighbours(model, online_only=False):
             tag = (client.round, GATHER)
-            pushed = gossiper.push(model, {client.server: weight}, now, tag, exact_shares=True)
+            pushed = self._send(gossiper, model, {client.server: weight}, now, tag)
             # If the value cannot be sent, tell the server to average without it.
             client.sent = pushed or gossiper.skip(model, [client.server], now, tag)
         elif client.server in self._gone.difference(gossiper.neighbours(model)):
@@ -598,7 +630,9 @@ class ServerMode(Mode):
             server.weights = {peer: weight for peer, weight in server.weights.items() if weight}
             shares = {peer: server.weights[peer] for peer in free if peer in server.weights}
             tag = (server.round, RETURN)
-            if shares and gossiper.push(model, shares, now, tag, exact_shares=True):
+            if shares:
+                self._end_gathering(gossiper, model)
+            if shares and self._send(gossiper, model, shares, now, tag):
                 for peer in shares:
                     del server.weights[peer]
             elif shares and len(shares) == len(server.weights):

@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from gossamer.names import hint
+from gossamer.errors import hint
 
 from .compress import parse as parse_compressor
 from .modes import check_drift
@@ -33,7 +33,9 @@ class SettingsTable(BaseModel):
     """Base class of all tables: frozen, refuses unknown keys, and does not convert types."""
 
     # strict: TOML has types, so peers = "16" and peers = true are mistakes, not numbers.
+    # defer_build: a device reads one of some fifty tables; the others are built where they are first used.
     model_config = ConfigDict(
+        defer_build=True,
         frozen=True,
         extra="forbid",
         strict=True,
@@ -134,9 +136,32 @@ class WireSettings(SettingsTable):
 class GossipSettings(WireSettings):
     """How values are averaged: the keys of a config's `[gossip]` table that each peer uses."""
 
-    mode: Literal["async", "rounds", "server"] = "async"
-    """async: train and push, never wait. rounds: train, then average in lockstep. server: train, then send
-    all mass to the averaging server of each partial model and receive the mean."""
+    mode: Literal["async", "steady", "rounds", "server"] = "async"
+    """async: train and push, never wait; the average is exact, and every member is trusted with it. steady:
+    the same pace, but peers send each other values without weight and follow them in bounded steps, so that a
+    few hostile members do little harm; the average is not exact. rounds: train, then average in lockstep.
+    server: train, then send all mass to the averaging server of each partial model and receive the mean."""
+    hostile: Annotated[
+        Annotated[int, Field(ge=0)] | Literal["auto"],
+        alternatives('should be a number of neighbours, or "auto"'),
+    ] = "auto"
+    """steady, and with `robust`: how many neighbours of a peer may be hostile. auto: a third of them, at
+    least one. To withstand one, a peer needs four neighbours; to withstand more, twice as many and one. Raise
+    it if more may be hostile: peers then learn more slowly from each other."""
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     """async: the fraction of its weight that a peer sends in one push; by default the weight is divided
     equally among the receivers and the peer itself."""
+    robust: Literal["none", "clipped", "trimmed", "median"] = "none"
+    """rounds and server: how values are combined, of which some may be hostile. none: their exact mean.
+    clipped: the mean of values moved to within a radius of the own one. trimmed: per coordinate, the mean
+    without the largest and the smallest. median: per coordinate. All withstand `hostile` values of those that
+    are combined, count every peer once, and need not agree exactly; a server is trusted."""
+    banned: Names = ()
+    """Peers with which this one exchanges nothing, by their name or the id after the @, until they are
+    removed from the list. `gossamer ban` adds one to a device's file; `gossamer revoke` excludes a member
+    from the whole swarm for good."""
+
+    @property
+    def paced(self) -> bool:
+        """Whether peers exchange at the pace of their own training, without waiting for each other."""
+        return self.mode in ("async", "steady")

@@ -15,10 +15,11 @@ Layout of an encoded message (all integers little-endian):
     1 byte    version
     1 byte    reserved, zero
     2 bytes   length of the msgpack header
-    header    a flat map of the message's fields, the schema hash and the value's dtype and length
+    header    a flat map of the message's fields, the schema hash and the value's dtype and length; unknown
+              fields are ignored
     padding   zero bytes up to a multiple of 8, so that the value is aligned for numpy
     value     raw numbers; absent in messages without a value. With the dtype "packed", a compressed value
-              (compress/packed.py), which `decode` leaves compressed: see `Gossiper.unpacked`
+              (`Packed`), which `decode` leaves compressed: see `Gossiper.unpacked`
 
 Decoding runs no code from the message, allocates no more memory than the message has, and does not copy the
 value: the array is a read-only view. For malformed bytes `decode` raises `WireError` and no other error; its
@@ -39,8 +40,18 @@ import numpy as np
 
 from gossamer.errors import GossamerError
 
-from .compress.packed import Packed, PackError, describe
-from .pushsum import is_finite
+from .pushsum import Array, is_finite
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+CompressorHeader: TypeAlias = list[Any]
+"""One compressor on the wire: its name, then its parameters (numbers; for low rank, lists of numbers).
+Decompressing applies the compressors of a vector in reverse order."""
+PackCause: TypeAlias = Literal["garbage", "truncated", "trailing", "non-finite", "too-large"]
+
+MAX_STAGES: Final = 4
+"""The most compressors that may be applied to one vector."""
+MAX_BLOCKS: Final = 4096
+"""The most blocks that the header of a compressor may list."""
 
 Tag: TypeAlias = tuple[int, int]
 """(round, exchange) of a synchronous schedule; asynchronous gossip has no tag."""
@@ -51,6 +62,129 @@ Verdict: TypeAlias = Literal["credited", "void"]
 Answer: TypeAlias = Literal["credited", "void", "gone"]
 """The verdict in an `Ack`. "gone" means "void", and that the receiver has given up the giver's session: the
 giver must start a new session."""
+
+
+# --- compressed values --------------------------------------------------------------------------
+# A packed vector is self-describing: to decompress it, a receiver needs the expected length, and for a
+# difference the value that it refers to, but not the sender's settings.
+
+_LENGTHS = struct.Struct("<Hqf")
+
+
+class PackError(GossamerError, ValueError):
+    """Bytes that are not a valid compressed vector; `cause` is a short identifier for counters."""
+
+    def __init__(self, cause: PackCause | Literal["no-reference"], message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A compressed vector.
+
+    length: number of values of the vector, according to the sender; a receiver compares it with its own.
+    stages: the header of each compressor that was applied, in that order.
+    data: the arrays of all compressors, as buffers to be sent one after the other.
+    base: if the vector is a difference, the sequence number of the transfer whose value was subtracted;
+        negative for a transfer from the receiver to the sender. 0 if it is not a difference.
+    gain: the factor by which the decompressed values are multiplied.
+    """
+
+    length: int
+    stages: tuple[CompressorHeader, ...]
+    data: tuple[Buffer, ...]
+    base: int = 0
+    gain: float = 1.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire, without the message's own header."""
+        return sum(len(buffer) for buffer in self.buffers())
+
+    def buffers(self) -> list[Buffer]:
+        """Return the bytes to send."""
+        header = bytes(msgpack.packb(list(self.stages)) or b"")
+        return [_LENGTHS.pack(len(header), self.base, self.gain) + header, *self.data]
+
+    @classmethod
+    def parse(cls, body: memoryview, length: int) -> Packed:
+        """Parse the bytes that `buffers` returned; `unpack` decompresses them later. Raises PackError."""
+        if len(body) < _LENGTHS.size:
+            raise PackError("truncated", f"{len(body)} bytes are too few for a compressed value")
+        size, base, gain = _LENGTHS.unpack_from(body)
+        start = _LENGTHS.size + size
+        if len(body) < start:
+            raise PackError("truncated", "a compressed value ends within its headers")
+        try:
+            stages = msgpack.unpackb(
+                body[_LENGTHS.size : start],
+                max_str_len=32, max_bin_len=0, max_ext_len=0, max_map_len=0, max_array_len=MAX_BLOCKS,
+            )  # fmt: skip
+        except Exception as error:  # msgpack raises half a dozen unrelated types on bad input
+            raise PackError(
+                "garbage", f"unreadable headers of a compressed value: {error}"
+            ) from None
+        is_list = isinstance(stages, list) and 1 <= len(stages) <= MAX_STAGES
+        if not is_list or not all(
+            isinstance(s, list) and s and isinstance(s[0], str) for s in stages
+        ):
+            raise PackError("garbage", "the headers of a compressed value are not a list of stages")
+        if not 0 <= gain <= 1:
+            raise PackError("garbage", f"a gain of {gain}: it must lie in 0..1")
+        return cls(length, tuple(stages), (body[start:],), base, gain)
+
+
+class Reader:
+    """Reads arrays from a packed vector's bytes, as views: a false length causes no allocation."""
+
+    def __init__(self, packed: Packed) -> None:
+        data = packed.data[0] if len(packed.data) == 1 else b"".join(packed.data)
+        self._unread = memoryview(data).cast("B")
+
+    def take(self, dtype: str, count: int) -> Array:
+        """Return the next `count` numbers."""
+        size = count * np.dtype(dtype).itemsize
+        if size > len(self._unread):
+            raise PackError("truncated", f"{len(self._unread)} bytes left where {size} are needed")
+        array = np.frombuffer(self._unread[:size], dtype=dtype)
+        self._unread = self._unread[size:]
+        return array
+
+    def end(self) -> None:
+        """Raise PackError if bytes are left."""
+        if len(self._unread):
+            raise PackError("trailing", f"{len(self._unread)} bytes after a compressed value")
+
+
+def as_buffer(array: Array) -> memoryview:
+    """Return an array's bytes; its dtype must be little-endian."""
+    return np.ascontiguousarray(array).view(np.uint8).reshape(-1).data.toreadonly()
+
+
+def describe(value: object) -> str:
+    """Return a short description of a received value, for an error.
+
+    Of lists and maps only the type: formatting one that is nested a thousand levels deep raises
+    RecursionError.
+    """
+    return f"a {type(value).__name__}" if isinstance(value, list | dict) else f"{value!r:.80}"
+
+
+def check_count(value: object, low: int, high: int, what: str) -> int:
+    """Return a received value if it is an integer within bounds; else raise PackError."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise PackError("garbage", f"{what} is {describe(value)}, must lie in {low}..{high}")
+    return value
+
+
+def check_header(header: CompressorHeader, count: int) -> None:
+    """Raise PackError unless a compressor's header has this many parameters after its name."""
+    if len(header) != count + 1:
+        raise PackError("garbage", f"{header[0]}: {len(header) - 1} parameters, {count} are needed")
+
+
+# --- messages ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +244,6 @@ class Recall:
 Message: TypeAlias = Give | Ack | Recall
 
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 WireDtype: TypeAlias = Literal["float32", "float64", "float16"]
 SchemaEntry: TypeAlias = tuple[str, Sequence[int], str]
 """One field of a model: name, shape, dtype (`("layer1.weight", (300, 784), "float32")`)."""
@@ -131,6 +264,8 @@ MAGIC: Final = b"GSMR"
 VERSION: Final = 1
 MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
 MAX_HEADER_BYTES: Final = 2048
+MAX_HEADER_FIELDS: Final = 32
+"""Twenty more than a Give has: fields that later versions add are ignored here, within these bounds."""
 MAX_NAME: Final = 64
 MAX_WEIGHT_BYTES: Final = 64
 PACKED: Final = "packed"
@@ -346,7 +481,7 @@ def _read_header(view: memoryview) -> tuple[int, dict[str, Any]]:
             max_str_len=MAX_NAME * 4,
             max_bin_len=MAX_WEIGHT_BYTES,
             max_array_len=2,
-            max_map_len=16,
+            max_map_len=MAX_HEADER_FIELDS,
             max_ext_len=0,
         )
     except Exception as error:  # msgpack raises many unrelated types on invalid input
@@ -431,9 +566,8 @@ _FIELDS: dict[str, dict[str, Callable[[object], bool]]] = {
 
 def _check_header(header: dict[str, Any]) -> None:
     fields = _FIELDS[header["kind"]]
-    if header.keys() != fields.keys():
-        names = sorted(header.keys() ^ fields.keys())
-        raise WireError("garbage", f"header fields missing or unknown: {', '.join(names)[:200]}")
+    if missing := sorted(fields.keys() - header.keys()):
+        raise WireError("garbage", f"header fields are missing: {', '.join(missing)}")
     for name, valid in fields.items():
         if not valid(header[name]):
             raise WireError("garbage", f"header field {name!r} cannot be {describe(header[name])}")

@@ -4,8 +4,8 @@ discovery.py finds the anatomy of a network, slicing.py divides its cells among 
 parameter is an array of cell numbers, so that weight matrices, convolutions flattened into a dense layer and
 stacked LSTM gates are all described in the same way.
 
-A permutation of cells is an array `take`: the new cell c is the old cell `take[c]`. If it permutes cells only
-within parts, the network computes the same function, because all axes of a part are permuted alike.
+A permutation of cells is an array `old_cells`: the new cell c is the old cell `old_cells[c]`. If it permutes
+cells only within parts, the network computes the same function: all axes of a part are permuted alike.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class ParameterMap:
-    """One parameter tensor: for every axis the cell number of each index, or None for an axis without cells.
+    """The cells of one parameter tensor.
+
+    `axes` has, for every axis of the tensor, an array with the cell number of each index, or None if the axis
+    has no cells (such as the kernel axes of a convolution).
 
     Cells are numbered through the whole network: `Anatomy.first_cells[part]` plus the index in the part.
 
@@ -125,10 +128,10 @@ class Anatomy:
     @cached_property
     def spans(self) -> dict[str, slice]:
         """The range of each parameter in the flat parameter vector."""
-        ends = itertools.accumulate(one.size for one in self.parameters)
+        ends = itertools.accumulate(parameter.size for parameter in self.parameters)
         return {
-            one.name: slice(end - one.size, end)
-            for one, end in zip(self.parameters, ends, strict=True)
+            parameter.name: slice(end - parameter.size, end)
+            for parameter, end in zip(self.parameters, ends, strict=True)
         }
 
     @property
@@ -143,25 +146,35 @@ class Anatomy:
 
     @cached_property
     def digest(self) -> bytes:
-        """A hash of parts and parameters, by which peers with equal anatomies share coordinates."""
+        """A hash of parts and parameters: equal anatomies have equal digests."""
         digest = hashlib.blake2b(repr([(part.name, part.cells) for part in self.parts]).encode())
-        for one in self.parameters:
+        for parameter in self.parameters:
             digest.update(
-                repr((one.name, one.shape, one.cell, one.never_averaged, one.extra_cell)).encode()
+                repr(
+                    (
+                        parameter.name,
+                        parameter.shape,
+                        parameter.cell,
+                        parameter.never_averaged,
+                        parameter.extra_cell,
+                    )
+                ).encode()
             )
-            for axis in one.axes:
+            for axis in parameter.axes:
                 digest.update(b"-" if axis is None else np.ascontiguousarray(axis).tobytes())
         return digest.digest()
 
     def with_buffers(self, treatment: Buffers) -> Anatomy:
-        """Return the anatomy for a treatment of batch norm's statistics: see SlicedNetwork."""
+        """Return the anatomy for a treatment of batch norm's statistics: see `buffers` of SlicedNetwork."""
         if treatment == "average":
             return replace(self, parameters=self.parameters + self.buffers, buffers=())
         if treatment == "local":
-            norms = {one.name.rpartition(".")[0] for one in self.buffers}
+            norms = {_module_name(buffer) for buffer in self.buffers}
             parameters = tuple(
-                replace(one, never_averaged=True) if one.name.rpartition(".")[0] in norms else one
-                for one in self.parameters
+                replace(parameter, never_averaged=True)
+                if _module_name(parameter) in norms
+                else parameter
+                for parameter in self.parameters
             )
             return replace(self, parameters=parameters)
         if treatment == "recompute":
@@ -169,26 +182,29 @@ class Anatomy:
         raise ModelError(f"buffers {treatment!r} is unknown; there are average, local, recompute")
 
     def with_norm_parts(self, norms: Collection[str]) -> Anatomy:
-        """Return the anatomy with norm layers as parts of their own, so that they can be shared apart.
+        """Return the anatomy with two more parts, so that norm layers can be given to partial models.
 
-        All gains and biases of norm layers belong to the one cell of a part `norms`, all statistics to that
-        of a part `norm-statistics`, beside the cells that they have already.
+        Each new part has one cell. All gains and biases of norm layers belong to the cell of `norms`, and all
+        statistics to the cell of `norm-statistics`, besides the cells that they belong to already.
 
         norms: the names of the modules that are norm layers.
         """
-        buffers = {one.name for one in self.parameters if _is_statistic(one)}
         part_of = {
-            one.name: "norm-statistics" if one.name in buffers else "norms"
-            for one in self.parameters
-            if one.name.rpartition(".")[0] in norms
+            parameter.name: "norm-statistics" if _is_statistic(parameter) else "norms"
+            for parameter in self.parameters
+            if _module_name(parameter) in norms
         }
-        added = [Part(name, 1) for name in ("norm-statistics", "norms") if name in part_of.values()]
-        cells = {part.name: int(self.first_cells[-1]) + index for index, part in enumerate(added)}
+        new_parts = [
+            Part(name, 1) for name in ("norm-statistics", "norms") if name in part_of.values()
+        ]
+        cells = {part.name: int(self.first_cells[-1]) + i for i, part in enumerate(new_parts)}
         parameters = tuple(
-            replace(one, extra_cell=cells[part_of[one.name]]) if one.name in part_of else one
-            for one in self.parameters
+            replace(parameter, extra_cell=cells[part_of[parameter.name]])
+            if parameter.name in part_of
+            else parameter
+            for parameter in self.parameters
         )
-        return replace(self, parts=(*self.parts, *added), parameters=parameters, ends=self.ends)
+        return replace(self, parts=(*self.parts, *new_parts), parameters=parameters)
 
     def connections(self) -> dict[tuple[int, int], bool]:
         """Return the pairs of parts that have parameters between them, the earlier part first.
@@ -211,8 +227,10 @@ class Anatomy:
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return views of a flat vector (or of every row of a stack of them) by parameter name."""
         return {
-            one.name: flat[..., self.spans[one.name]].view((*flat.shape[:-1], *one.shape))
-            for one in self.parameters
+            parameter.name: flat[..., self.spans[parameter.name]].view(
+                (*flat.shape[:-1], *parameter.shape)
+            )
+            for parameter in self.parameters
         }
 
     def cells(self, part: int) -> np.ndarray:
@@ -229,32 +247,39 @@ class Anatomy:
         """Return the name of the parameter at a coordinate of the flat vector (for messages)."""
         return next(name for name, span in self.spans.items() if coordinate < span.stop)
 
-    def flat_order(self, take: np.ndarray) -> np.ndarray:
-        """Return the permutation of the flat vector that permutes cells by `take`.
+    def flat_order(self, old_cells: np.ndarray) -> np.ndarray:
+        """Return the permutation of the flat vector that belongs to a permutation of cells.
 
-        The new value of coordinate i is the old value of coordinate `flat_order(take)[i]`.
+        The new value of coordinate i is the old value of coordinate `flat_order(old_cells)[i]`.
         """
         order = np.arange(self.size, dtype=np.int64)
-        for one in self.parameters:
-            grid = order[self.spans[one.name]].reshape(one.shape)
-            for index, axis in enumerate(one.axes):
+        for parameter in self.parameters:
+            grid = order[self.spans[parameter.name]].reshape(parameter.shape)
+            for index, axis in enumerate(parameter.axes):
                 if axis is not None:
-                    grid = np.take(grid, _axis_order(axis, take), axis=index)
-            order[self.spans[one.name]] = grid.ravel()
+                    grid = np.take(grid, _axis_order(axis, old_cells), axis=index)
+            order[self.spans[parameter.name]] = grid.ravel()
         return order
 
-    def permute(self, tensors: Mapping[str, Tensor], take: np.ndarray) -> None:
+    def permute(self, tensors: Mapping[str, Tensor], old_cells: np.ndarray) -> None:
         """Permute the cells of named tensors in place."""
-        moved = take != np.arange(len(take))
-        for one in {map.name: map for map in (*self.parameters, *self.buffers)}.values():
-            data = tensors[one.name].data
-            for index, axis in enumerate(one.axes):
-                if axis is not None and moved[axis].any():
-                    data.copy_(data[(slice(None),) * index + (_axis_order(axis, take),)])
+        is_moved = old_cells != np.arange(len(old_cells))
+        by_name = {tensor.name: tensor for tensor in (*self.parameters, *self.buffers)}
+        for parameter in by_name.values():
+            data = tensors[parameter.name].data
+            for index, axis in enumerate(parameter.axes):
+                if axis is not None and is_moved[axis].any():
+                    data.copy_(data[(slice(None),) * index + (_axis_order(axis, old_cells),)])
 
 
-def _is_statistic(one: ParameterMap) -> bool:
-    return one.name.rpartition(".")[2] in ("running_mean", "running_var")
+def _module_name(parameter: ParameterMap) -> str:
+    """Return the name of the module that has a parameter or buffer."""
+    return parameter.name.rpartition(".")[0]
+
+
+def _is_statistic(parameter: ParameterMap) -> bool:
+    """Return whether a parameter is a running statistic of batch norm, averaged like a parameter."""
+    return parameter.name.rpartition(".")[2] in ("running_mean", "running_var")
 
 
 def first_cells(parts: Sequence[Part]) -> np.ndarray:
@@ -268,13 +293,13 @@ def dense_axes(parts: Sequence[Part], *indices: int) -> tuple[np.ndarray, ...]:
     return tuple(np.arange(firsts[part], firsts[part + 1]) for part in indices)
 
 
-def _axis_order(axis: np.ndarray, take: np.ndarray) -> np.ndarray:
-    """Return the permutation of an axis that permutes cells by `take`.
+def _axis_order(axis: np.ndarray, old_cells: np.ndarray) -> np.ndarray:
+    """Return the permutation of an axis that belongs to a permutation of cells.
 
     A cell may have several indices on the axis: its k-th index is taken from the k-th index of the old cell.
     """
     by_cell = np.argsort(axis, kind="stable")
-    return by_cell[np.searchsorted(axis[by_cell], take[axis]) + repeats(axis)]
+    return by_cell[np.searchsorted(axis[by_cell], old_cells[axis]) + repeats(axis)]
 
 
 def repeats(values: np.ndarray) -> np.ndarray:

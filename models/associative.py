@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from .anatomy import Anatomy, ParameterMap, Part, dense_axes
 from .errors import ModelError
-from .learner import Metrics
+from .metrics import Metrics
 from .network import SlicedNetwork
 from .slicing import Start
 
-# The paper does not say how weights are initialised, only "weights in [−1, 1]": we draw them uniformly.
+# The paper says only "weights in [−1, 1]", not how they are drawn: here uniformly.
 UNIFORM = Start("uniform", 1.0, by_fan_in=False)
 
 
@@ -35,6 +35,7 @@ class AssociativeNetwork(nn.Module):
             )
         visible, hidden = int(match[1]), int(match[2])
         self.threshold = threshold
+        # The weights into the cells of each layer; cells fire if their weighted sum reaches the threshold.
         self.hidden = nn.Parameter(torch.zeros(hidden, visible), requires_grad=False)
         self.visible = nn.Parameter(torch.zeros(visible, hidden), requires_grad=False)
 
@@ -132,7 +133,7 @@ class AssociativeLearner:
         return differing, (matching >= differing).to(differing.dtype)
 
     def state(self) -> dict[str, Any]:
-        """The index of the next vector."""
+        """Return the index of the next vector."""
         return {"next": self._next}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -150,7 +151,7 @@ def sparse_vectors(
     period: int = 3,
     modified: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Generate the paper's sparse binary vectors (V.5) number `first` to `first + count − 1`.
+    """Generate the sparse binary vectors of the paper's section V.5, numbers `first` to `first + count − 1`.
 
     Returns complete vectors with noise, for training; partial vectors with noise, for testing; and complete
     vectors without noise, the expected outputs. Vector k has its 1s in block k mod `period`, of 3·`ones`

@@ -38,15 +38,26 @@ def _double_convolution(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """An encoder (`down`) and a decoder (`raise_`, `up`), connected by skips that are concatenated."""
+    """An encoder and a decoder, connected by skips that are concatenated.
+
+    `down` are the convolutions of the encoder, `up` those of the decoder; `raise_` doubles the size of the
+    image before each of the latter. `head` makes the logits.
+    """
 
     def __init__(self, channels: int, classes: int, widths: Sequence[int]):
         super().__init__()
-        steps = pairwise((channels, *widths))
-        self.down = nn.ModuleList(_double_convolution(a, b) for a, b in steps)
-        upwards = list(reversed(widths))
-        self.raise_ = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, 2) for a, b in pairwise(upwards))
-        self.up = nn.ModuleList(_double_convolution(2 * width, width) for width in upwards[1:])
+        self.down = nn.ModuleList(
+            _double_convolution(inputs, outputs)
+            for inputs, outputs in pairwise((channels, *widths))
+        )
+        decoder_widths = list(reversed(widths))
+        self.raise_ = nn.ModuleList(
+            nn.ConvTranspose2d(inputs, outputs, 2, 2)
+            for inputs, outputs in pairwise(decoder_widths)
+        )
+        self.up = nn.ModuleList(
+            _double_convolution(2 * width, width) for width in decoder_widths[1:]
+        )
         self.head = nn.Conv2d(widths[0], classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,9 +84,9 @@ class LstmClassifier(nn.Module):
 
 
 class Vit(nn.Module):
-    """A vision transformer: its tokens are the patches of an image and a class token.
+    """A vision transformer: its tokens are the patches of an image and a class token (`token`).
 
-    `places` are the learned position embeddings.
+    `places` are the learned position embeddings of the tokens.
     """
 
     def __init__(

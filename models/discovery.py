@@ -1,9 +1,9 @@
-"""Find the parts of a network.
+"""Find the anatomy of a network: its parts, which are sets of interchangeable cells, usually a layer each.
 
 The parts of a chain of Linear layers follow from the module itself. Any other module is traced with an
-example input (parts.py), unless it has a method `anatomy()` that returns them. A network that is shared as a
-whole, or not at all, needs no parts. The result of a trace is checked numerically: permuting the cells of a
-part must not change the network's outputs.
+example input (parts.py), unless it has a method `anatomy()` that returns its anatomy. A network that is
+shared as a whole, or not at all, needs no parts. The result of a trace is checked numerically: permuting the
+cells of a part must not change the network's outputs.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .errors import ModelError
 from .slicing import is_share
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
+TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED_CONVOLUTIONS)
 
-BY_HAND = (
+NAME_AXES_HINT = (
     "name the axes by hand with parts={'name': ['parameter:axis', …]}, or give the module an "
     "anatomy() method"
 )
-"""What to do if a trace fails, for error messages."""
+"""The end of errors: what to do if a trace fails."""
 
-# Layers whose parameters have one value per cell. A user's own layer is treated like them if it has an
-# attribute `per_cell = True`.
 _PER_CELL = (nn.PReLU,)
+"""Layers whose parameters have one value per cell. A user's own layer is treated like them if it has an
+attribute `per_cell = True`."""
 
 
 def norm_layers(module: nn.Module) -> set[str]:
@@ -62,15 +62,15 @@ def discover(
         An input, a batch of any size; its values hardly matter. Modules other than chains of Linear layers
         need one.
     parts
-        Axes to assign by hand where the trace fails: `{"tokens": ["mix.weight:0", "mix.bias:0"]}` says that
-        the indices of these axes, of equal length, belong to the same cells in the same order. Parameter
-        names may be globs. Axes under the empty name have no cells.
+        The cells of axes that the trace cannot find: `{"tokens": ["mix.weight:0", "mix.bias:0"]}` says that
+        axis 0 of both parameters has the cells of one part, `tokens`, in the same order. Parameter names may
+        be globs. Axes under the empty name have no cells.
     channels
         The dimension of the first input that holds channels: by default the last of inputs [n, f], 1 of
         images, and of [n, a, b] 1 for modules with Conv1d layers, else 2.
     check
-        Permute the cells of all parts, on a copy, and compare outputs. Leave it on, to get an error if the
-        trace is wrong. It takes about two forward passes in float64.
+        Whether the trace is checked: the cells of all parts are permuted on a copy, and outputs compared.
+        Leave it on to get an error if the trace is wrong. It takes about two forward passes in float64.
     """
     refuse_lazy(module)
     anatomy_method = getattr(module, "anatomy", None)
@@ -91,6 +91,7 @@ def discover(
             inputs = example_inputs(example)
             if len(inputs[0]) < 1:
                 raise ModelError("the example input is an empty batch; give at least one sample")
+            # `channels` is the dimension of the first input; those of other inputs are guessed.
             chosen = [channels, *[None] * (len(inputs) - 1)]
             dims = [_channel_dim(module, x, dim) for x, dim in zip(inputs, chosen, strict=True)]
             anatomy = find_parts(module, inputs, dims, parts or {})
@@ -115,7 +116,7 @@ def named_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def input_name(index: int) -> str:
-    """Return the name of the part of an input's channels."""
+    """Return the name of the part that consists of the channels of the module's `index`-th input."""
     return f"input{index}" if index else "input"
 
 
@@ -128,7 +129,7 @@ def example_inputs(example: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _channel_dim(module: nn.Module, x: Tensor, chosen: int | None) -> int | None:
-    """Return the dimension of an input that holds channels: see `channels` of `discover`."""
+    """Return the dimension of an input that holds channels, None if it has none: see `discover`."""
     if chosen is not None:
         if not -x.ndim < chosen < x.ndim or chosen == 0:
             raise ModelError(
@@ -138,23 +139,23 @@ def _channel_dim(module: nn.Module, x: Tensor, chosen: int | None) -> int | None
     if not x.is_floating_point() or x.ndim < 2:
         return None
     if x.ndim == 3:
-        return 1 if any(isinstance(one, nn.Conv1d) for one in module.modules()) else 2
+        return 1 if any(isinstance(layer, nn.Conv1d) for layer in module.modules()) else 2
     return 1
 
 
 @torch.no_grad()
 def run_once(module: nn.Module, *inputs: Tensor) -> Any:
     """Return a module's output in eval mode; its submodules' modes are restored."""
-    modes = [(one, one.training) for one in module.modules()]
+    modes = [(layer, layer.training) for layer in module.modules()]
     try:
         return module.eval()(*inputs)
     finally:
-        for one, training in modes:
-            one.training = training
+        for layer, training in modes:
+            layer.training = training
 
 
 def try_example(module: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
-    """Raise if a module cannot be run on its example input, also where no trace needs the example."""
+    """Raise ModelError if a module cannot be run on its example input."""
     inputs = example_inputs(example)
     try:
         run_once(module, *inputs)
@@ -176,7 +177,7 @@ def refuse_lazy(module: nn.Module) -> None:
 
 
 def _linear_chain(module: nn.Module) -> Anatomy:
-    """Return the anatomy of a chain of Linear layers and activations; raise if the module is none."""
+    """Return the anatomy of a chain of Linear layers and activations; raise for any other module."""
     parts: list[Part] = []
     maps: list[ParameterMap] = []
     for prefix, layer in _leaves(module, ""):
@@ -230,7 +231,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 def is_whole(spec: object) -> bool:
-    """Return whether a slice is the whole network."""
+    """Return whether a slice is described as the whole network: by a share of 1."""
     return is_share(spec) and (spec == 1 or spec == {"*": 1})
 
 
@@ -240,16 +241,23 @@ def discover_or_one_cell(
     example: Tensor | tuple[Tensor, ...] | None = None,
     **options: Any,
 ) -> Anatomy:
-    """Return the anatomy that `discover` finds.
+    """Return the anatomy that `discover` finds; if it finds none, treat the network as one cell if possible.
 
-    If it fails, and every slice is the whole network (or there are none), the network is treated as one cell.
+    That is possible if every slice is the whole network, or if there are no slices.
+
+    slices: the descriptions of the slices. options: those of `discover`.
     """
     refuse_lazy(module)
     try:
         return discover(module, example, **options)
     except ModelError:
-        by_hand = options.get("parts") or options.get("channels") is not None
-        if by_hand or callable(getattr(module, "anatomy", None)) or not all(map(is_whole, slices)):
+        # A user who describes the anatomy wants parts, and the error says why there are none.
+        is_described = (
+            options.get("parts")
+            or options.get("channels") is not None
+            or callable(getattr(module, "anatomy", None))
+        )
+        if is_described or not all(map(is_whole, slices)):
             raise
         if example is not None:
             try_example(module, example)  # an example that does not fit is an error in any case
@@ -306,7 +314,7 @@ def check_by_permutation(
             part = anatomy.parts[index]
             raise ModelError(
                 f"part {part.name!r} ({part.cells} cells) was traced wrongly: permuting its cells changes "
-                f"the output by {error:.1e}. Its axes are {_axes_of(anatomy, index)}; {BY_HAND}"
+                f"the output by {error:.1e}. Its axes are {_axes_of(anatomy, index)}; {NAME_AXES_HINT}"
             )
     raise ModelError(
         "permuting the cells of all parts together changes the output, though permuting any single part "
@@ -335,8 +343,8 @@ class _PermutationTrial:
         for value in self._module.parameters():
             noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
             value.mul_(1 + 0.2 * noise).add_(0.05 * noise.roll(1, -1) if noise.ndim else 0.05)
-        for one in anatomy.buffers:
-            value = self._module.get_buffer(one.name)
+        for buffer in anatomy.buffers:
+            value = self._module.get_buffer(buffer.name)
             value.add_(0.2 * torch.rand(value.shape, generator=generator, dtype=value.dtype))
         self._values = {name: value.clone() for name, value in self._module.state_dict().items()}
         self._example = tuple(
@@ -360,36 +368,38 @@ class _PermutationTrial:
                     self._inputs[index] = part, dim
         if len(ends) == len(self.expected) == 1 and self.expected[0].ndim > 1:
             part, shape = anatomy.find(ends.pop()), self.expected[0].shape
-            fitting = [d for d in (1, len(shape) - 1) if shape[d] == anatomy.parts[part].cells]
-            self._output = (part, fitting[0]) if fitting else None
-        with_dim = {part for part, _ in (*self._inputs.values(), *filter(None, [self._output]))}
+            dims_of_part = [d for d in (1, len(shape) - 1) if shape[d] == anatomy.parts[part].cells]
+            self._output = (part, dims_of_part[0]) if dims_of_part else None
+        ends_with_dim = {
+            part for part, _ in (*self._inputs.values(), *filter(None, [self._output]))
+        }
         self.parts = [
             index
             for index, part in enumerate(anatomy.parts)
-            if part.name not in (anatomy.ends or ()) or index in with_dim
+            if part.name not in (anatomy.ends or ()) or index in ends_with_dim
         ]
 
     def error(self, parts: Sequence[int]) -> float:
         """Permute parts; return the largest change of an output, relative to the largest output."""
         anatomy = self._anatomy
-        take = np.arange(anatomy.first_cells[-1])
+        old_cells = np.arange(anatomy.first_cells[-1])
         for part in parts:
             cells = anatomy.cells(part)
-            take[cells] = self._random.permutation(cells)
+            old_cells[cells] = self._random.permutation(cells)
 
-        def permuted(x: Tensor, part: int, dim: int) -> Tensor:
+        def permute(x: Tensor, part: int, dim: int) -> Tensor:
             cells = anatomy.cells(part)
-            return x.index_select(dim, torch.from_numpy(take[cells] - cells[0]))
+            return x.index_select(dim, torch.from_numpy(old_cells[cells] - cells[0]))
 
         self._module.load_state_dict(self._values)
-        anatomy.permute(named_tensors(self._module), take)
+        anatomy.permute(named_tensors(self._module), old_cells)
         inputs = list(self._example)
         for index, (part, dim) in self._inputs.items():
-            inputs[index] = permuted(inputs[index], part, dim)
+            inputs[index] = permute(inputs[index], part, dim)
         largest = 0.0
         for output, expected in zip(_tensors(self._module(*inputs)), self.expected, strict=True):
             if self._output is not None:
-                expected = permuted(expected, *self._output)
+                expected = permute(expected, *self._output)
             scale = float(expected.abs().max()) or 1.0
             error = float((output - expected).abs().max()) / scale
             largest = max(largest, error if np.isfinite(error) else float("inf"))
@@ -403,7 +413,7 @@ def _tensors(output: object) -> list[Tensor]:
     if isinstance(output, dict):
         output = list(output.values())
     if isinstance(output, tuple | list):
-        return [tensor for one in output for tensor in _tensors(one)]
+        return [tensor for item in output for tensor in _tensors(item)]
     return []
 
 
@@ -411,9 +421,9 @@ def _axes_of(anatomy: Anatomy, part: int) -> str:
     """Return the axes on which a part has cells, as text, at most eight of them."""
     cells = anatomy.cells(part)
     axes = [
-        f"{one.name}:{index}"
-        for one in (*anatomy.parameters, *anatomy.buffers)
-        for index, axis in enumerate(one.axes)
+        f"{tensor.name}:{index}"
+        for tensor in (*anatomy.parameters, *anatomy.buffers)
+        for index, axis in enumerate(tensor.axes)
         if axis is not None and np.isin(axis, cells).any()
     ]
     return ", ".join(axes[:8] + ["…"][: len(axes) > 8])

@@ -15,7 +15,11 @@ class ModelError(GossamerError, ValueError):
 def check_number(
     name: str, value: float, *, above: float = -inf, least: float = -inf, most: float = inf
 ) -> None:
-    """Raise unless a number is finite and within its bounds; `name` is what the error calls it."""
+    """Raise ModelError unless a number is finite and within its bounds.
+
+    name: what the error calls the number. above: what it must exceed. least, most: the smallest and the
+    largest value that is allowed.
+    """
     if above < value < inf and least <= value <= most:
         return
     if most < inf:
@@ -27,6 +31,6 @@ def check_number(
 
 
 def check_choice(name: str, value: object, known: Collection[str]) -> None:
-    """Raise unless a value is one of `known`; `name` is what the error calls it."""
+    """Raise ModelError unless a value is one of `known`; `name` is what the error calls the value."""
     if value not in known:
         raise ModelError(f"{name} {value!r} is unknown; there are {', '.join(known)}")

@@ -1,65 +1,41 @@
-"""Learners: the protocol, metrics that can be added, SGD on a peer's own samples, and FedProx."""
+"""Learners, which train the network of a peer: the protocol, gradient descent, and FedProx's penalty."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
-from math import inf, nan
+from dataclasses import replace
+from math import ceil, inf, nan
 from numbers import Real
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from .discovery import run_once
 from .errors import ModelError
+from .metrics import Metric, Metrics, find_metrics, measure
 from .network import SlicedNetwork
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """Totals over samples; `a + b` are the metrics of both sets of samples together.
-
-    In regression, where samples are neither correct nor wrong, `correct` is NaN.
-    """
-
-    loss: float = 0.0
-    correct: float = 0
-    samples: int = 0
-
-    def __add__(self, other: Metrics) -> Metrics:
-        return Metrics(
-            self.loss + other.loss, self.correct + other.correct, self.samples + other.samples
-        )
-
-    @property
-    def accuracy(self) -> float:
-        """The fraction of samples that were correct; NaN without samples, and in regression."""
-        return self.correct / self.samples if self.samples else nan
-
-    @property
-    def mean_loss(self) -> float:
-        """The loss per sample; NaN without samples."""
-        return self.loss / self.samples if self.samples else nan
+from .optimizers import OptimizerFactory, Sgd
 
 
 @runtime_checkable
 class Learner(Protocol):
-    """An object that trains a network between two averagings.
+    """An object that trains the network of a peer.
 
-    One step of a learner is all its training between two averagings, many gradient steps long; the paper
-    calls it a mini-batch. `state` and `restore` save what a restart needs besides the network itself. A
-    learner that takes new samples while it runs is a SampleTaker too.
+    A learner trains in *learner steps*, each of many gradient steps; the paper calls one a mini-batch. Values
+    are averaged after every learner step, or after several (`every` in a config). `state` and `restore` save
+    what a restart needs besides the network itself. A learner that takes new samples while it runs is a
+    SampleTaker too.
     """
 
     network: SlicedNetwork
 
     def train(self, steps: int) -> Metrics:
-        """Train for `steps` learner steps: that many times the training between two averagings."""
+        """Train for `steps` learner steps, and return metrics of the samples trained on."""
         ...
 
     def test(self) -> Metrics:
@@ -67,7 +43,10 @@ class Learner(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """The state of the optimizer, the position in the data and the random state, as data and tensors."""
+        """Return the state of the optimizer, the position in the data and the random state.
+
+        It consists of numbers, text, lists, dicts and tensors, so that a checkpoint can hold it.
+        """
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -76,7 +55,7 @@ class Learner(Protocol):
 
 
 NewSamples = tuple[Tensor, Tensor]
-"""Inputs [n, …] and labels [n]."""
+"""The inputs, of shape [n, …], and the labels, of shape [n], of new samples."""
 
 
 @runtime_checkable
@@ -100,7 +79,7 @@ class WeightAware(Protocol):
     """A learner that uses its peer's push-sum weights; the peer or simulator sets `weight_of`."""
 
     weight_of: Callable[[str], float]
-    """Returns the peer's current push-sum weight of a partial model; one peer adds a weight of 1."""
+    """Returns the peer's current push-sum weight of a partial model, in units of what a peer starts with."""
 
 
 @runtime_checkable
@@ -111,23 +90,42 @@ class PeerCountAware(Protocol):
     """Returns how many peers of the swarm the peer has discovered so far, itself included."""
 
 
-# A loss takes outputs [n, classes] and labels [n] and returns one number per sample.
+@runtime_checkable
+class Scorer(Protocol):
+    """A learner that can test the values of other peers on its own samples.
+
+    Steady gossip (gossip/robust.py) gives values with a high loss less influence.
+    """
+
+    def score(self, values: Mapping[str, Tensor | np.ndarray[Any, Any]]) -> float:
+        """Return the mean loss of the peer's network, on a few training samples, with these values in it.
+
+        values: by partial model; the other parameters stay the peer's own. The network has its own values
+        again when the method returns. NaN without samples.
+        """
+        ...
+
+
+SCORED_SAMPLES = 64
+"""Training samples with which a learner scores values. With more, scores have less noise and take longer."""
+
+
 Loss = Callable[[Tensor, Tensor], Tensor]
+"""A function of outputs [n, classes] and labels [n] that returns one number per sample."""
 IsCorrect = Callable[[Tensor, Tensor], Tensor]
 """A function of outputs and labels that returns, for each sample, whether the output is correct."""
-OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Half the squared distance to the one-hot label, summed over outputs: the paper's loss.
+    """Return half the squared distance to the one-hot label, summed over outputs: the paper's loss.
 
     A network with one output is a binary classifier whose target is the label itself.
     """
-    return 0.5 * (outputs - _targets(outputs, labels)).square().sum(dim=1)
+    return 0.5 * (outputs - _one_hot(outputs, labels)).square().sum(dim=1)
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Softmax cross-entropy; for a network with one output, the logistic loss of its logit."""
+    """Return the softmax cross-entropy; for a network with one output, the logistic loss of its logit."""
     if outputs.shape[1] == 1:
         return F.binary_cross_entropy_with_logits(
             outputs[:, 0], labels.to(outputs.dtype), reduction="none"
@@ -136,120 +134,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {"squared": squared_error, "cross-entropy": cross_entropy}
-
-
-class PlainSgd:
-    """An optimizer that computes `w −= rate · gradient`, without momentum or weight decay.
-
-    torch.optim.SGD does the same, but creating the first torch optimizer of a process loads torch's compiler,
-    which delays the start of every peer by seconds.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter], rate: float):
-        self._parameters, self.rate = parameters, rate
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients."""
-        for parameter in self._parameters:
-            parameter.grad = None
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Take one step of gradient descent."""
-        for parameter in self._parameters:
-            if parameter.grad is not None:
-                parameter.add_(parameter.grad, alpha=-self.rate)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty dict: plain SGD has no state."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do nothing: plain SGD has no state."""
-
-
-# Update rules compute the steps of torch's optimizers for many stacked learners at once (see models/stack).
-
-Tensors = Sequence[Tensor]
-States = Sequence[Tensors]
-
-
-@dataclass(frozen=True)
-class UpdateRule(ABC):
-    """The update rule and settings of an optimizer. Learners with equal rules can share a stack."""
-
-    rate: float
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        """The names, as in torch, of the state that the optimizer stores per coordinate."""
-        return ()
-
-    @abstractmethod
-    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
-        """Update `values` in place; `state` has one list per name; `count` is the step's number, from 1."""
-
-
-class PlainRule(UpdateRule):
-    """`w −= rate · gradient`."""
-
-    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
-        for value, gradient in zip(values, gradients, strict=True):
-            value.add_(gradient, alpha=-self.rate)
-
-
-@dataclass(frozen=True)
-class MomentumRule(UpdateRule):
-    """torch.optim.SGD with momentum, Nesterov's or not, and weight decay."""
-
-    momentum: float
-    decay: float
-    nesterov: bool
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        return ("momentum_buffer",) if self.momentum else ()
-
-    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
-        for index, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
-            if self.decay:
-                gradient = gradient.add(value, alpha=self.decay)
-            if self.momentum:
-                # The buffer starts at zero, so the first velocity is the gradient itself, as in torch.
-                velocity = state[0][index].mul_(self.momentum).add_(gradient)
-                gradient = (
-                    gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
-                )
-            value.add_(gradient, alpha=-self.rate)
-
-
-@dataclass(frozen=True)
-class AdamRule(UpdateRule):
-    """torch.optim.Adam; AdamW if `decoupled`."""
-
-    betas: tuple[float, float]
-    epsilon: float
-    decay: float
-    decoupled: bool
-
-    @property
-    def state_names(self) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq")
-
-    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
-        beta1, beta2 = self.betas
-        step_size = self.rate / (1 - beta1**count)
-        bias_correction2_sqrt = (1 - beta2**count) ** 0.5
-        for index, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
-            mean, square = state[0][index], state[1][index]
-            if self.decay and self.decoupled:
-                value.mul_(1 - self.rate * self.decay)
-            elif self.decay:
-                gradient = gradient.add(value, alpha=self.decay)
-            mean.lerp_(gradient, 1 - beta1)
-            square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-            root = square.sqrt().div_(bias_correction2_sqrt).add_(self.epsilon)
-            value.addcdiv_(mean, root, value=-step_size)
+"""The losses that a name stands for, in configs and in `SgdLearner`."""
 
 
 class SgdLearner:
@@ -262,8 +147,8 @@ class SgdLearner:
         without training samples does not train, but still averages; without test samples its accuracy is
         NaN, and means over peers leave it out.
     local_samples
-        Samples between two averagings: the paper's mini-batch size. Raise it to communicate less often;
-        lower it when the peers' models diverge between averagings.
+        Samples per learner step, after which values are averaged: the paper's mini-batch size. Raise it to
+        communicate less often; lower it when the peers' values move apart while they train.
     batch
         Samples per gradient step. 1 is the paper's per-sample descent; 10 with `reduction="sum"` learns
         about as well in a tenth of the steps.
@@ -271,8 +156,8 @@ class SgdLearner:
         How the losses of a batch are combined: `mean`, or `sum` as in the paper, which makes a step as long
         as the steps of its samples together.
     rate, optimizer
-        Plain SGD with learning rate `rate`, or any torch optimizer:
-        `optimizer=lambda p: torch.optim.Adam(p, 1e-3)`. Rate 0 turns learning off, for comparison.
+        Plain SGD with learning rate `rate`, or another optimizer: `optimizer=lambda p: Adam(p, 1e-3)` (see
+        models/optimizers.py), or any of torch's. Rate 0 turns learning off, for comparison.
     loss
         `cross-entropy` (the outputs are logits), `squared`, or a function of (outputs, labels) that returns
         one number per sample.
@@ -281,6 +166,10 @@ class SgdLearner:
         default the largest output is the predicted class; a single output predicts class 1 above 0.5, or
         above 0 with `cross-entropy`. For your own loss of a logit, use
         `right=lambda out, y: (out[:, 0] > 0) == y`. Without it, accuracy is NaN for float targets.
+    metrics
+        What a test measures besides accuracy and loss: names of METRICS (`f1`, `auc`, `class-accuracy`; for
+        regression `mae`, `mse`, `rmse`, `r2`), or functions of (outputs, labels) that return a number, or
+        several by name. See models/metrics.py.
     log_prior
         The logarithms of the peer's class shares, one for each output; they are added to the network's
         outputs in training and in tests, before `loss` and `right`. If peers differ only in how frequent
@@ -308,6 +197,7 @@ class SgdLearner:
         optimizer: OptimizerFactory | None = None,
         loss: str | Loss = "cross-entropy",
         right: IsCorrect | None = None,
+        metrics: Sequence[str | Metric] = (),
         log_prior: Tensor | None = None,
         seed: int = 0,
         data: Callable[[], NewSamples | None] | None = None,
@@ -323,28 +213,29 @@ class SgdLearner:
             )
         if len(train[0]) != len(train[1]):
             raise ModelError(
-                f"peer {network.peer!r}: {len(train[0])} training inputs with {len(train[1])} labels"
+                f"peer {network.peer!r}: {len(train[0])} training inputs with {len(train[1])} labels; "
+                "give one label for each input"
             )
         if isinstance(optimizer, str) or (optimizer is not None and not callable(optimizer)):
             raise ModelError(
                 f"optimizer {optimizer!r}: give a function of the parameters, as in "
-                "lambda p: torch.optim.Adam(p, 1e-3)"
+                "lambda p: Adam(p, 1e-3)"
             )
         if isinstance(loss, str) and loss not in LOSSES:
             raise ModelError(f"unknown loss {loss!r}: there are {', '.join(LOSSES)}")
         self.loss: Loss = LOSSES[loss] if isinstance(loss, str) else loss
-        # The number of outputs for a sample; None without samples, or if they are not one row.
-        self._outputs: int | None = None
+        # How many outputs the network has per sample; None without samples, or if outputs are not a matrix.
+        self._output_count: int | None = None
         for purpose, (inputs, labels) in (("training", train), ("test", test)):
             self._check(network, purpose, inputs, labels)
         self.network = network
         self.samples, self.held_out = train, test
         self.local_samples, self.batch, self.reduction = local_samples, batch, reduction
-        self.right = right
+        self.right, self.metrics = right, find_metrics(metrics)
         # A single output predicts class 1 above this value: a logit above 0, a probability above one half.
         self.threshold = 0.0 if self.loss is cross_entropy else 0.5
         parameters = list(network.module.parameters())
-        self.optimizer = optimizer(parameters) if optimizer else PlainSgd(parameters, float(rate))
+        self.optimizer = optimizer(parameters) if optimizer else Sgd(parameters, float(rate))
         self.generator = torch.Generator().manual_seed(seed)
         self.order = torch.empty(0, dtype=torch.int64)
         self.log_prior = log_prior
@@ -361,7 +252,7 @@ class SgdLearner:
     @log_prior.setter
     def log_prior(self, values: Tensor | None) -> None:
         if values is not None:
-            _check_log_prior(self.network.peer, values, self.loss, self._outputs)
+            _check_log_prior(self.network.peer, values, self.loss, self._output_count)
             values = values.detach().to(self.network.flat)
         self._log_prior = values
 
@@ -370,7 +261,7 @@ class SgdLearner:
         custom_loss = None if self.loss in LOSSES.values() else self.loss
         outputs = _check_samples(network, purpose, inputs, labels, custom_loss)
         if outputs is not None and outputs.ndim == 2:
-            self._outputs = outputs.shape[1]
+            self._output_count = outputs.shape[1]
 
     def add_samples(self, inputs: Tensor, labels: Tensor) -> None:
         """Add training samples, and forget the oldest beyond `window`; a new epoch begins.
@@ -401,11 +292,14 @@ class SgdLearner:
         return outputs if self._log_prior is None else outputs + self._log_prior
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of each sample, with the log-prior; outputs: the network's own."""
+        """Return the loss of each sample; the log-prior is added to `outputs`, which the network returned."""
         return self.loss(self.add_prior(outputs), labels)
 
     def train(self, steps: int = 1) -> Metrics:
-        """Train on `local_samples` samples, `steps` times; the metrics are of the outputs while training."""
+        """Train on `local_samples` samples, `steps` times.
+
+        Returns metrics of the samples, each by the network's outputs just before the step that used them.
+        """
         if not len(self.samples[1]):
             return Metrics()
         self.network.module.train()
@@ -431,21 +325,53 @@ class SgdLearner:
         With `buffers="recompute"`, batch norm statistics are first recomputed from the training samples,
         because averaging has changed the weights since.
         """
-        total = Metrics()
-        for losses, correct in self._test_batches():
+        total, outputs = Metrics(), list[Tensor]()
+        for losses, correct, of_batch in self._test_batches():
             total += Metrics(float(losses.sum()), float(correct.sum()), len(losses))
-        return total
+            outputs += [of_batch] if self.metrics else []
+        if not outputs:
+            return total
+        return replace(total, named=self.measure(torch.cat(outputs), self.held_out[1]))
+
+    def measure(self, outputs: Tensor, labels: Tensor) -> dict[str, tuple[float, float]]:
+        """Return the named metrics of all test samples; outputs: with the log-prior."""
+        is_single = not labels.is_floating_point() and outputs.ndim == 2 and outputs.shape[1] == 1
+        return measure(self.metrics, outputs - self.threshold if is_single else outputs, labels)
+
+    def score(self, values: Mapping[str, Tensor | np.ndarray[Any, Any]]) -> float:
+        """Return the mean loss with these values in place, on 64 training samples at most; see Scorer.
+
+        Every call uses the same samples. They are evenly spaced, so that all classes are among them even if
+        samples are sorted by class.
+        """
+        inputs, labels = self.samples
+        count = len(labels)
+        if not count:
+            return nan
+        chosen = torch.arange(min(count, SCORED_SAMPLES)) * count // min(count, SCORED_SAMPLES)
+        own_values = {model: self.network.read(model) for model in values}
+        for model, value in values.items():
+            # Copied: torch warns about arrays that are not writable.
+            self.network.write(model, value if isinstance(value, Tensor) else torch.tensor(value))
+        try:
+            self.network.module.eval()
+            with torch.no_grad():
+                outputs = self.network.module(inputs[chosen])
+                return float(self.losses(outputs, labels[chosen]).mean())
+        finally:
+            for model, value in own_values.items():
+                self.network.write(model, value)
 
     def test_samples(self) -> tuple[Tensor, Tensor]:
         """Return the loss of each held-out sample, and whether it is correct (1, 0, or NaN in regression)."""
         batches = list(self._test_batches())
         if not batches:
             return self.network.flat.new_empty(0), self.network.flat.new_empty(0)
-        losses, correct = zip(*batches, strict=True)
+        losses, correct, _ = zip(*batches, strict=True)
         return torch.cat(losses), torch.cat(correct).to(losses[0].dtype)
 
-    def _test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield, for 1000 held-out samples at a time, their losses and whether they are correct."""
+    def _test_batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield losses, whether samples are correct, and outputs of held-out samples, 1000 at a time."""
         inputs, labels = self.held_out
         if self.network.buffers == "recompute" and len(labels) and len(self.samples[1]):
             self.network.recompute(self.samples[0])
@@ -454,11 +380,14 @@ class SgdLearner:
             targets = labels[first : first + 1000]
             with torch.no_grad():
                 outputs = self.add_prior(self.network.module(inputs[first : first + 1000]))
-                result = self.loss(outputs, targets), self._are_correct(outputs, targets)
-            yield result
+                losses, correct = self.loss(outputs, targets), self._are_correct(outputs, targets)
+            yield losses, correct, outputs
 
     def state(self) -> dict[str, Any]:
-        """The optimizer's state, the samples left in this epoch, the random state, unshared buffers."""
+        """Return the optimizer's state, the order of the samples left in this epoch, and the random state.
+
+        Buffers that are not in the network's flat tensor are included too.
+        """
         state: dict[str, Any] = {
             "optimizer": _deep_copy(self.optimizer.state_dict()),
             "order": self.order.clone(),
@@ -473,7 +402,7 @@ class SgdLearner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.order = state["order"].clone()
         if len(self.order) and int(self.order.max()) >= len(self.samples[1]):
-            self.order = self.order[:0]  # samples that it had taken while it ran are gone
+            self.order = self.order[:0]  # samples added while it ran are not restored
         self.generator.set_state(state["generator"])
         for name, value in self.network.own_buffers().items():
             if name in state.get("buffers", {}):
@@ -487,14 +416,14 @@ class SgdLearner:
         order = self.order
         if len(order) < count:
             samples = len(self.samples[1])
-            new_epochs = -(-(count - len(order)) // samples)
+            new_epochs = ceil((count - len(order)) / samples)
             epochs = (torch.randperm(samples, generator=self.generator) for _ in range(new_epochs))
             order = torch.cat([order, *epochs])
         self.order = order[count:]
         return order[:count]
 
     def _are_correct(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return whether each sample is correct, NaN if that is not defined; see the argument `right`."""
+        """Return for each sample whether it is correct, or NaN in regression; see the argument `right`."""
         if self.right is not None:
             return self.right(outputs, labels)
         if labels.is_floating_point():
@@ -538,7 +467,7 @@ def _inner_sgd(learner: object) -> SgdLearner | None:
 
 
 def _deep_copy(value: Any) -> Any:
-    """Copy deeply, but of a view only what it shows: `deepcopy` would copy the whole storage behind it."""
+    """Copy deeply, like `deepcopy`, which would copy the whole storage behind a tensor that is a view."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -548,13 +477,15 @@ def _deep_copy(value: Any) -> Any:
     return deepcopy(value)
 
 
-def _targets(outputs: Tensor, labels: Tensor) -> Tensor:
+def _one_hot(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return labels as the outputs that they ask for: one-hot, or as they are for a single output."""
     if outputs.shape[1] == 1:
         return labels.to(outputs.dtype)[:, None]
     return F.one_hot(labels, outputs.shape[1]).to(outputs.dtype)
 
 
-_REGRESSION_LOSS = "loss=lambda out, y: (out[:, 0] - y).square()"
+_LOSS_EXAMPLE = "loss=lambda out, y: (out[:, 0] - y).square()"
+"""A loss for regression, which error messages show as an example of a user's own loss."""
 
 
 @torch.no_grad()
@@ -573,17 +504,17 @@ def _check_samples(
     # Integer inputs are tokens for an embedding, and need not have the network's dtype.
     if inputs.is_floating_point() and inputs.dtype != dtype:
         raise ModelError(f"{peer}: inputs are {inputs.dtype}, the network is {dtype}")
-    given = f"not {labels.dtype} of shape {tuple(labels.shape)}"
+    actual = f"not {labels.dtype} of shape {tuple(labels.shape)}"
     if is_regression and loss is not None:
         if labels.dtype != dtype or labels.ndim < 1 or len(labels) != count:
             raise ModelError(
                 f"{peer}: targets must be {dtype}, as the network is, and {count}, one for each input, "
-                f"{given}"
+                f"{actual}"
             )
     elif labels.dtype != torch.int64 or labels.shape != (count,):
-        hint = f"; targets that are no classes need a loss of your own, as in {_REGRESSION_LOSS}"
+        hint = f"; targets that are no classes need a loss of your own, as in {_LOSS_EXAMPLE}"
         raise ModelError(
-            f"{peer}: labels must be int64 of shape ({count},), {given}{hint if is_regression else ''}"
+            f"{peer}: labels must be int64 of shape ({count},), {actual}{hint if is_regression else ''}"
         )
     if not count:
         return None
@@ -636,6 +567,7 @@ def _check_log_prior(peer: str, values: Tensor, loss: Loss, outputs: int | None)
 
 
 def _check_loss(peer: str, loss: Loss, outputs: Tensor, labels: Tensor) -> None:
+    """Raise ModelError, which begins with `peer`, if a loss does not return one number for each sample."""
     shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(labels.shape)}"
     try:
         losses: Any = loss(outputs, labels)
@@ -647,7 +579,7 @@ def _check_loss(peer: str, loss: Loss, outputs: Tensor, labels: Tensor) -> None:
     if shape != (len(labels),):
         raise ModelError(
             f"{peer}: a loss must return one number for each sample, so shape ({len(labels)},) for {shapes}, "
-            f"not {shape}; as in {_REGRESSION_LOSS}, or a torch loss with reduction='none'"
+            f"not {shape}; as in {_LOSS_EXAMPLE}, or a torch loss with reduction='none'"
         )
 
 
@@ -672,17 +604,17 @@ class CorrectedOptimizer:
 
 @contextmanager
 def adding_to_gradient(learner: SgdLearner, term: GradientTerm) -> Iterator[None]:
-    """Inside the context, every step of the learner uses gradient + term(parameters) as its gradient."""
+    """Make every step of the learner, inside the context, descend along gradient + term(parameters)."""
     optimizer, network = learner.optimizer, learner.network
 
     @torch.no_grad()
-    def add() -> None:
+    def add_terms() -> None:
         terms = network.slicing.anatomy.views(term(network.flat))
         for name, parameter in network.module.named_parameters():
-            added = terms[name]
-            parameter.grad = added.clone() if parameter.grad is None else parameter.grad + added
+            gradient, summand = parameter.grad, terms[name]
+            parameter.grad = summand.clone() if gradient is None else gradient + summand
 
-    learner.optimizer = CorrectedOptimizer(optimizer, add)  # type: ignore[assignment]
+    learner.optimizer = CorrectedOptimizer(optimizer, add_terms)  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -718,6 +650,10 @@ class ProximalLearner:
         """Test the wrapped learner."""
         return self._wrapped().test()
 
+    def score(self, values: Mapping[str, Tensor | np.ndarray[Any, Any]]) -> float:
+        """Score values with the wrapped learner, without the penalty."""
+        return self._wrapped().score(values)
+
     def test_samples(self) -> tuple[Tensor, Tensor]:
         """Test the wrapped learner, sample by sample."""
         return self._wrapped().test_samples()
@@ -733,7 +669,7 @@ class ProximalLearner:
 
     @property
     def window(self) -> int | None:
-        """How many training samples are kept."""
+        """How many training samples are kept, the newest; None for all."""
         return self._learner.window
 
     @window.setter
@@ -745,7 +681,7 @@ class ProximalLearner:
         self._wrapped().add_samples(inputs, labels)
 
     def state(self) -> dict[str, Any]:
-        """The state of the wrapped learner; the penalty has no state between two trainings."""
+        """Return the state of the wrapped learner; the penalty has no state between two trainings."""
         return self._learner.state()
 
     def restore(self, state: dict[str, Any]) -> None:

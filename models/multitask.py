@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from .anatomy import Anatomy, ParameterMap, Part, dense_axes
 from .errors import ModelError, check_choice, check_number
-from .learner import Metrics
+from .metrics import Metrics
 from .network import SlicedNetwork
 from .slicing import seeded_rng
 
@@ -118,17 +118,18 @@ def objective(
     weights: Array, omega: Array, tasks: Sequence[LinearTask], options: MultiTaskOptions
 ) -> float:
     """Return F(W, Ω)."""
-    fit = sum(
+    loss = sum(
         float(losses(task.x @ weights[:, t], task.y, options.loss).sum())
         for t, task in enumerate(tasks)
     )
-    related = float(np.einsum("dt,ts,ds->", weights, omega, weights))
-    decay = options.shrink * float((weights**2).sum())
-    return fit + options.relation * (related + options.floor * float(np.trace(omega))) + decay
+    relation_penalty = float(np.einsum("dt,ts,ds->", weights, omega, weights))  # tr(W Ω Wᵀ)
+    relation_penalty += options.floor * float(np.trace(omega))
+    weight_decay = options.shrink * float((weights**2).sum())
+    return loss + options.relation * relation_penalty + weight_decay
 
 
 def initial_omega(tasks: int) -> Array:
-    """Return Ω for unrelated tasks, from which learning starts."""
+    """Return Ω for unrelated tasks, with which learning starts."""
     return np.eye(tasks) * tasks
 
 
@@ -161,7 +162,10 @@ def descend(
     steps: int,
     rng: np.random.Generator,
 ) -> tuple[Array, Array]:
-    """Take `steps` steps of coordinate descent on G, in random order; return (Δα, v)."""
+    """Take `steps` steps of coordinate descent on G, the samples in random order; return (Δα, v).
+
+    alpha, w: the node's dual variables and model before. q: as in G.
+    """
     x, y, change = task.x, task.y, np.zeros(len(task.y))
     local_w = w.astype(np.float64, copy=True)
     curvature = q * (x**2).sum(axis=1)
@@ -185,7 +189,8 @@ def descend(
 
 
 Effort = Callable[[int, int], float]
-"""(round, task) → how many epochs over its own samples a node computes; 0 for a node that drops out."""
+"""A function of (round, task) that returns how many epochs over its own samples a node computes; 0 for a
+node that drops out."""
 
 
 @dataclass
@@ -240,20 +245,20 @@ def multitask(
     for _ in range(alternations):
         matrix = coupling(result.omega, options)
         scale = safe_scale(matrix)
-        before = objective(result.weights, result.omega, tasks, options)
+        best = objective(result.weights, result.omega, tasks, options)
         weights = np.stack([node.v for node in nodes], axis=1) @ matrix
-        for done in range(1, max(rounds, max_rounds) + 1):
+        for round_number in range(1, max(rounds, max_rounds) + 1):
             for t, node in enumerate(nodes):
                 node.step(weights[:, t], scale * matrix[t, t], effort(result.rounds, t))
             result.rounds += 1
             weights = np.stack([node.v for node in nodes], axis=1) @ matrix
-            if done < rounds:
+            if round_number < rounds:
                 continue
-            after = objective(weights, result.omega, tasks, options)
-            if after <= before:
-                result.weights, before = weights, after
+            reached = objective(weights, result.omega, tasks, options)
+            if reached <= best:
+                result.weights, best = weights, reached
                 break
-        result.objectives.append(before)
+        result.objectives.append(best)
         if learn_omega:
             result.omega = best_omega(result.weights, options.floor)
         result.objectives.append(objective(result.weights, result.omega, tasks, options))
@@ -320,9 +325,10 @@ class MultiTaskLearner:
     test
         The task's held-out samples.
     epochs
-        Epochs of coordinate descent in one step. Lower it for a slow node, down to 0.
+        Epochs of coordinate descent in one learner step. Lower it for a slow node, down to 0.
     every
-        Steps between two updates of Ω. The first update needs models that have been trained a little.
+        Calls of `train` between two updates of Ω; the first call makes none, because Ω is computed from
+        trained models.
     """
 
     def __init__(
@@ -361,7 +367,7 @@ class MultiTaskLearner:
         return self._estimated_v() @ coupling(self.omega, self.options)
 
     def train(self, steps: int = 1) -> Metrics:
-        """Update Ω if it is due, then improve the model; the metrics are those of the task's samples."""
+        """Update Ω if it is due, then improve the model; return metrics of the task's samples before that."""
         if self._rounds and self._rounds % self._every == 0:
             self.omega = best_omega(self.weights(), self.options.floor)
         matrix = coupling(self.omega, self.options)
@@ -379,7 +385,7 @@ class MultiTaskLearner:
         return self._metrics(self._test, w)
 
     def state(self) -> dict[str, Any]:
-        """Dual variables, Ω, and the random state."""
+        """Return the dual variables, the v_t that was last averaged, Ω, and the random state."""
         return {
             "alpha": torch.from_numpy(self._node.alpha.copy()),
             "told": torch.from_numpy(self._averaged_v.copy()),
@@ -396,6 +402,7 @@ class MultiTaskLearner:
         self._rounds = int(state["rounds"])
 
     def _metrics(self, task: LinearTask, w: Array) -> Metrics:
+        """Return the metrics of model w on the samples of `task`."""
         scores = task.x @ w
         loss = float(losses(scores, task.y, self.options.loss).sum())
         return Metrics(loss, int((np.sign(scores) == task.y).sum()), len(scores))

@@ -1,8 +1,12 @@
-"""Sliced networks (torch modules as views of one flat tensor), and the averaging of their partial models."""
+"""Sliced networks, whose partial models can be read, written and averaged as flat vectors.
+
+A sliced network wraps a torch module and replaces the memory of its parameters by views of one flat tensor.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,44 +24,52 @@ from .errors import ModelError
 from .slicing import ModelGraph, SliceSpec, Slicing, Start, starting_values
 
 LAYER_ORDER = "layer_order"
-"""Metadata key of a saved network: the names of its tensors, in the order in which the layers run."""
+"""The key, in the metadata of a saved network, of its tensors' names in the order in which layers run."""
 
 
 class SlicedNetwork:
     """Wraps a module so that the values of a partial model can be read and written as one vector.
 
     The module stays an ordinary torch module: train it with any optimizer, call it, save it. Do not replace
-    its parameters, and do not move it to another device or dtype after it is wrapped.
+    its parameters, and do not move it to another device or dtype after it is wrapped: its parameters would
+    no longer be views of the flat tensor.
 
         network = SlicedNetwork(mlp("64=32=10"), {"global": "64-24-10"}, peer="anna", seed=1)
         network.read("global")            # the coordinates that "global" averages
         network(x)                        # the module's own forward
 
     module
-        The parts of a chain of Linear layers are found without help; other modules are traced with
-        `example`, or have a method `anatomy()`. A module that cannot be traced can still be shared as a whole
-        (`{"all": 1.0}`) or not at all (`{}`).
-    slices, graph, cross
-        See Slicing.
+        Its anatomy (which cells it has) is found without help if it is a chain of Linear layers. Other
+        modules are traced with `example`, or have a method `anatomy()`. A module that cannot be traced can
+        still be shared as a whole (`{"all": 1.0}`) or not at all (`{}`).
+    slices
+        The cells of every partial model that the peer has: see `Slicing`.
+    graph
+        Which partial models depend on which; by default none does.
+    cross
+        Whether weights between partial models that do not depend on each other are averaged too, among the
+        peers that have both; else they are private.
     example, parts, channels, check
-        An example input for modules that must be traced, and options of the trace: see `discover`. Peers
-        of one architecture may pass `anatomy=discover(module, x)` instead, to trace only once.
+        The arguments of `discover`: an example input, axes that are named by hand, the dimension of the
+        channels, and whether the trace is checked. Peers of one architecture may pass
+        `anatomy=discover(module, x)` instead, to trace only once.
     buffers
-        What happens to the statistics of batch norm. `average`: they belong to the same partial model as
-        their cells, and are averaged like parameters (means of means and of variances; the spread of the
-        peers' means is not added to the variance). `local`: the statistics, gains and biases of batch norm
-        stay private (FedBN). `recompute`: the statistics are private, and the learner recomputes them from
-        its samples before it tests. Counters are always private. If peers share only some cells, prefer
-        `recompute` or `local`: shared cells also have inputs from private cells, so their statistics differ
-        between peers, and averages of them fit no peer well.
+        What happens to the running means and variances of batch norm, its statistics. `average`: they
+        belong to the same partial model as their cells, and are averaged like parameters. (The average of
+        the variances leaves out by how much the peers' means differ.) `local`: the statistics, gains and
+        biases of batch norm stay private (FedBN). `recompute`: the statistics are private, and the learner
+        recomputes them from its samples before it tests. Batch norm's counters of batches are always
+        private. If peers share only some cells, prefer `recompute` or `local`: shared cells also have inputs
+        from private cells, so their statistics differ between peers, and averages of them fit no peer well.
     peer
-        The peer's name: it seeds private values and appears in errors. Every peer needs its own name.
+        The peer's name. Every peer needs its own name, because private starting values are drawn from it.
     rest
-        The model that takes the cells that no slice takes; `{peer}` is replaced by the peer's name. None
-        makes such cells an error.
+        The name of the model that gets the cells that no slice takes; `{peer}` in it is replaced by the
+        peer's name. None makes such cells an error.
     seed, start
-        How starting values are drawn; `seed=None` keeps the values that the module has. Peers of one swarm
-        use the same seed.
+        The seed and the distribution of the starting values. Peers of one swarm use the same seed, so that
+        they start with equal values in the models that they share. `seed=None` keeps the values that the
+        module has.
     """
 
     def __init__(
@@ -92,13 +104,13 @@ class SlicedNetwork:
                 slices.values(), module, example, parts=parts, channels=channels, check=check
             )
         anatomy = anatomy.with_buffers(buffers)
-        name = rest.replace("{peer}", peer) if rest is not None else None
-        self.slicing = Slicing(anatomy, slices, graph=graph, rest=name, cross=cross)
+        rest_model = rest.replace("{peer}", peer) if rest is not None else None
+        self.slicing = Slicing(anatomy, slices, graph=graph, rest=rest_model, cross=cross)
         self.flat = torch.cat([value.detach().reshape(-1) for value in self._tensors()])
         self.rebind(self.flat)
-        if module not in _HOOKED:
+        if module not in _MODULES_WITH_HOOK:  # a module may be wrapped more than once
             module.register_state_dict_post_hook(_copy_shared_memory)
-            _HOOKED.add(module)
+            _MODULES_WITH_HOOK.add(module)
         self._locate_models()
         if seed is not None:
             current = self.flat.double().cpu().numpy()
@@ -106,6 +118,7 @@ class SlicedNetwork:
             self.flat.copy_(torch.from_numpy(values))
 
     def _locate_models(self) -> None:
+        """Find the coordinates of every averaged model: a slice if they are contiguous, else a tensor."""
         self._coordinates: dict[str, slice | Tensor] = {}
         for model in self.slicing.averaged_models:
             coordinates = self.slicing.coordinates_or_slice(model)
@@ -123,7 +136,9 @@ class SlicedNetwork:
     ) -> None:
         """Give the cells to other partial models; the values stay as they are.
 
-        anatomy: another description of the same flat tensor, such as one with norms as parts of their own.
+        cross: as in the constructor, but on by default, because the slices of peers that decide what they
+        share are made for it (`models/sharing/`).
+        anatomy: another description of the same flat tensor, such as one that `with_norm_parts` returned.
         """
         self.slicing = Slicing(anatomy or self.slicing.anatomy, slices, graph=graph, cross=cross)
         self._locate_models()
@@ -132,7 +147,7 @@ class SlicedNetwork:
         return self.module(*inputs)
 
     def __repr__(self) -> str:
-        """The cells of every partial model, and how many values each averages."""
+        """Return a text with the layout of every partial model, and how many values each averages."""
         cells = ", ".join(f"{m} {self.slicing.layout(m).as_slice()}" for m in self.models)
         counts = ", ".join(f"{m} {len(self.slicing.coordinates(m))}" for m in self.averaged_models)
         private = len(self.slicing.private)
@@ -140,29 +155,38 @@ class SlicedNetwork:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The partial models that this peer implements."""
+        """The partial models that this peer has."""
         return self.slicing.models
 
     @property
     def averaged_models(self) -> tuple[str, ...]:
-        """Models that average values of this network and, with `cross`, pairs of models: see Slicing."""
+        """The names under which values of this network are averaged.
+
+        These are its partial models and, with `cross`, pairs of them: `green&yellow` for the weights between
+        the cells of two models.
+        """
         return self.slicing.averaged_models
 
     def read(self, model: str) -> Tensor:
         """Return a copy of the values that `model` averages, in the same order on all peers."""
-        values = self.view(model)
-        return values.clone() if isinstance(self._find(model), slice) else values
+        values = self.values(model)
+        is_view = isinstance(self._coordinates[model], slice)
+        return values.clone() if is_view else values
 
-    def view(self, model: str) -> Tensor:
-        """Return the values that `model` averages: a view if they are contiguous, else a copy."""
-        coordinates = self._find(model)
+    def values(self, model: str) -> Tensor:
+        """Return the values that `model` averages, to be read at once and not kept.
+
+        They are a view of the flat tensor if they are contiguous there, which saves a copy, and a copy if
+        not. A view changes with the network: use `read` to keep the values.
+        """
+        coordinates = self._coordinates_of(model)
         if isinstance(coordinates, slice):
             return self.flat[coordinates]
         return self.flat.index_select(0, coordinates)
 
     def write(self, model: str, values: Tensor | np.ndarray) -> None:
-        """Replace the values that `model` averages."""
-        coordinates = self._find(model)
+        """Replace the values that `model` averages, given in the order of `read`."""
+        coordinates = self._coordinates_of(model)
         values = torch.as_tensor(values)
         count = (
             coordinates.stop - coordinates.start
@@ -171,8 +195,8 @@ class SlicedNetwork:
         )
         if values.shape != (count,):
             raise ModelError(
-                f"model {model!r} averages {count} coordinates of peer {self.peer!r}, "
-                f"but {tuple(values.shape)} values were given"
+                f"model {model!r} of peer {self.peer!r} needs a vector of {count} values, not an array of "
+                f"shape {tuple(values.shape)}"
             )
         if isinstance(coordinates, slice):
             self.flat[coordinates] = values.to(self.flat)
@@ -188,16 +212,19 @@ class SlicedNetwork:
 
     def own_buffers(self) -> dict[str, Tensor]:
         """Return the buffers that are not in the flat tensor: counters, and statistics not averaged."""
-        in_flat = self.slicing.anatomy.spans
-        return {name: v for name, v in self.module.named_buffers() if name not in in_flat}
+        names_in_flat = self.slicing.anatomy.spans
+        buffers = self.module.named_buffers()
+        return {name: buffer for name, buffer in buffers if name not in names_in_flat}
 
     @torch.no_grad()
     def recompute(self, inputs: Tensor, batch: int = 250) -> None:
-        """Recompute the statistics of batch norm from `inputs`: plain means over batches, no momentum."""
+        """Replace the statistics of batch norm by their means over batches of `inputs`, without momentum."""
         if not len(inputs):
-            raise ModelError(f"peer {self.peer!r} has no samples to recompute its statistics from")
-        norms = [one for one in self.module.modules() if isinstance(one, BATCH_NORMS)]
-        settings = [(one.momentum, one.training) for one in norms]
+            raise ModelError(
+                f"peer {self.peer!r} has no samples to recompute the statistics of batch norm from"
+            )
+        norms = [layer for layer in self.module.modules() if isinstance(layer, BATCH_NORMS)]
+        settings = [(norm.momentum, norm.training) for norm in norms]
         was_training = self.module.training
         self.module.eval()
         try:
@@ -205,8 +232,8 @@ class SlicedNetwork:
                 norm.reset_running_stats()
                 norm.momentum = None  # makes torch compute a plain mean
                 norm.train()
-            # Batches of about equal size, as a last batch of one sample would have no variance.
-            for inputs_of_batch in inputs.tensor_split(-(-len(inputs) // batch)):
+            # Batches of about equal size: a last batch of a single sample would have no variance.
+            for inputs_of_batch in inputs.tensor_split(math.ceil(len(inputs) / batch)):
                 self.module(inputs_of_batch)
         finally:
             self.module.train(was_training)
@@ -216,21 +243,23 @@ class SlicedNetwork:
 
     def check_finite(self, model: str, values: Tensor) -> None:
         """Raise, naming peer, model and parameter, if one of the `values` of `model` is NaN or infinite."""
-        bad = torch.nonzero(~torch.isfinite(values))
-        if len(bad):
-            coordinate = int(self.slicing.coordinates(model)[int(bad[0, 0])])
-            self._raise_not_finite(f"peer {self.peer!r}, model {model!r}", len(bad), coordinate)
+        not_finite = torch.nonzero(~torch.isfinite(values))
+        if len(not_finite):
+            coordinate = int(self.slicing.coordinates(model)[int(not_finite[0, 0])])
+            subject = f"peer {self.peer!r}, model {model!r}"
+            self._raise_not_finite(subject, len(not_finite), coordinate)
 
     def check_all_finite(self) -> None:
         """Raise, naming peer and parameter, if any value of the network is NaN or infinite, shared or not."""
-        bad = torch.nonzero(~torch.isfinite(self.flat))
-        if len(bad):
-            self._raise_not_finite(f"peer {self.peer!r}", len(bad), int(bad[0, 0]))
+        not_finite = torch.nonzero(~torch.isfinite(self.flat))
+        if len(not_finite):
+            subject = f"peer {self.peer!r}"
+            self._raise_not_finite(subject, len(not_finite), int(not_finite[0, 0]))
 
     def save(self, path: str | Path, *, about: str = "") -> None:
-        """Write the module's state as safetensors, with slices and layer order as JSON metadata.
+        """Write the module's state to a safetensors file, whose metadata has slices and layer order as JSON.
 
-        about: text to write with them, under the key `about`.
+        about: a text that is written to the metadata under the key `about`.
         """
         state = {name: value.contiguous() for name, value in self.module.state_dict().items()}
         slices = {
@@ -243,22 +272,25 @@ class SlicedNetwork:
         }
         if about:
             metadata["about"] = about
+        # Copies: safetensors refuses tensors that share memory, as tied parameters do.
         save_file({name: value.clone() for name, value in state.items()}, path, metadata)
 
     def load(self, path: str | Path) -> None:
-        """Read a state written by `save`; the flat tensor and its views stay in place."""
+        """Read the state from a file that `save` wrote, into the tensors that the module has."""
         with safe_open(path, framework="pt") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         shapes = {name: tuple(value.shape) for name, value in self.module.state_dict().items()}
         for name, shape in shapes.items():
             if name not in state:
                 raise ModelError(
-                    f"{path} is the file of a different network: it has no tensor {name!r}"
+                    f"{path} is the file of a different network: it has no tensor {name!r}; name the file of "
+                    "a network with the same layers"
                 )
             if tuple(state[name].shape) != shape:
                 raise ModelError(
                     f"{path} is the file of a different network: {name!r} has shape "
-                    f"{tuple(state[name].shape)} in the file and {shape} in this network"
+                    f"{tuple(state[name].shape)} in the file and {shape} in this network; name the file of a "
+                    "network with layers of the same sizes"
                 )
         self.module.load_state_dict(state)
 
@@ -266,46 +298,59 @@ class SlicedNetwork:
         """Return the names of the state's tensors in the order in which the layers run.
 
         A module may list its layers in any order. Their order follows from the input and output part of each
-        weight. If the layers do not form one chain, the module's own order is returned.
+        weight. If the layers do not form one chain, the module's own order is returned. The other tensors of
+        a layer follow its weight, and tensors of no layer come last.
         """
         anatomy = self.slicing.anatomy
-        parameters = [one for one in anatomy.parameters if one.axes]
-        parts_of = {one.name: [anatomy.part_of(axis) for axis in one.axes] for one in parameters}
+        parts_of = {
+            parameter.name: [anatomy.part_of(axis) for axis in parameter.axes]
+            for parameter in anatomy.parameters
+            if parameter.axes
+        }
         weights = [parts for parts in parts_of.values() if len(parts) == 2]
-        next_part = {source: target for target, source in weights}
+        next_part = {input_part: output_part for output_part, input_part in weights}
         chain = [part for part in next_part if part not in next_part.values()][:1]
         while chain and chain[-1] in next_part and len(chain) <= len(weights):
             chain.append(next_part[chain[-1]])
-        layer_of = {part: index for index, part in enumerate(chain[1:])}
-        if len(layer_of) != len(weights) or any(p[0] not in layer_of for p in parts_of.values()):
+        layer_of_part = {part: index for index, part in enumerate(chain[1:])}
+        is_one_chain = len(layer_of_part) == len(weights) and all(
+            parts[0] in layer_of_part for parts in parts_of.values()
+        )
+        if not is_one_chain:
             return names
 
-        def layer_weight_first(name: str) -> tuple[int, bool]:
+        def sort_key(name: str) -> tuple[int, int]:
             parts = parts_of.get(name)
-            return (layer_of[parts[0]], len(parts) != 2) if parts else (len(weights), True)
+            if parts is None:  # a tensor of no layer: after all layers
+                return len(weights), 0
+            is_weight = len(parts) == 2
+            return layer_of_part[parts[0]], 0 if is_weight else 1
 
-        return sorted(names, key=layer_weight_first)
+        return sorted(names, key=sort_key)
 
     def _tensors(self) -> list[Tensor]:
         """Return the module's tensors that make up the flat tensor, in order."""
-        tensors = named_tensors(self.module)
-        in_flat = [tensors[one.name] for one in self.slicing.anatomy.parameters]
-        types = {(value.dtype, value.device) for value in in_flat}
+        tensors_by_name = named_tensors(self.module)
+        parameters = self.slicing.anatomy.parameters
+        tensors = [tensors_by_name[parameter.name] for parameter in parameters]
+        types = {(tensor.dtype, tensor.device) for tensor in tensors}
         if len(types) != 1:
             raise ModelError(
-                f"a sliced network's parameters must have one dtype and device; these have "
+                "the parameters of a sliced network must have one dtype and be on one device; these are "
                 f"{', '.join(sorted(f'{dtype} on {device}' for dtype, device in types)) or 'none'}"
             )
-        return in_flat
+        return tensors
 
     def _raise_not_finite(self, subject: str, count: int, coordinate: int) -> NoReturn:
+        """Raise ModelError for `count` values that are not finite, the first of them at `coordinate`."""
         raise ModelError(
             f"{subject}: {count} values are not finite, the first in parameter "
             f"{self.slicing.anatomy.parameter_at(coordinate)!r}; lower the learning rate or look at the "
             "peer's data"
         )
 
-    def _find(self, model: str) -> slice | Tensor:
+    def _coordinates_of(self, model: str) -> slice | Tensor:
+        """Return the coordinates that a model averages; ModelError if it averages none here."""
         if model not in self._coordinates:
             self.slicing.coordinates(model)  # raises an error that names the models there are
         return self._coordinates[model]
@@ -314,9 +359,10 @@ class SlicedNetwork:
 def permute(network: SlicedNetwork, part: str, order: Sequence[int] | np.ndarray) -> None:
     """Permute the cells of a part in place: the new k-th cell is the old cell `order[k]`.
 
-    Parameters and batch statistics are permuted alike, so the network computes the same as before; if an
-    input or output part is permuted, inputs or outputs are in the new order. Coordinates do not move:
-    permuting cells of different slices changes which partial model averages a value.
+    Parameters and batch statistics are permuted alike, so the network computes the same as before. If an
+    input or output part is permuted, the network takes its inputs or gives its outputs in the new order.
+    Values move, but slices do not: if a cell moves into the slice of another partial model, that model
+    averages its values from now on.
     """
     anatomy = network.slicing.anatomy
     cells = anatomy.cells(anatomy.find(part))
@@ -325,13 +371,13 @@ def permute(network: SlicedNetwork, part: str, order: Sequence[int] | np.ndarray
         raise ModelError(
             f"part {part!r} has {len(cells)} cells: its order must hold 0 to {len(cells) - 1}, each once"
         )
-    take = np.arange(anatomy.first_cells[-1])
-    take[cells] = cells[permutation]
-    anatomy.permute(named_tensors(network.module), take)
+    old_cells = np.arange(anatomy.first_cells[-1])  # by new cell, of all parts
+    old_cells[cells] = cells[permutation]
+    anatomy.permute(named_tensors(network.module), old_cells)
 
 
-_HOOKED: WeakSet[nn.Module] = WeakSet()
-"""Modules on whose `state_dict` the following hook is registered."""
+_MODULES_WITH_HOOK: WeakSet[nn.Module] = WeakSet()
+"""Modules whose `state_dict` has the following hook."""
 
 
 def _copy_shared_memory(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
@@ -339,27 +385,27 @@ def _copy_shared_memory(_: nn.Module, state: dict[str, Any], prefix: str, *__: A
 
     torch.save writes the whole storage of a tensor: one peer's file would contain the values of all peers.
     """
-    tensors = {n: v for n, v in state.items() if n.startswith(prefix) and _is_detached(v)}
+    tensors = {
+        name: value
+        for name, value in state.items()
+        # With `keep_vars` the state holds the parameters themselves, which a copy must not replace.
+        if name.startswith(prefix) and isinstance(value, Tensor) and not value.requires_grad
+    }
     size = sum(value.nbytes for value in tensors.values())
     for name, value in tensors.items():
         if value.untyped_storage().nbytes() > size:
             state[name] = value.clone()
 
 
-def _is_detached(value: Any) -> bool:
-    """Return whether a value may be replaced by a copy: with `keep_vars` it is a parameter itself."""
-    return isinstance(value, Tensor) and not value.requires_grad
-
-
 def average(networks: Sequence[SlicedNetwork], weights: Sequence[float] | None = None) -> None:
-    """Average, in place, every partial model among the networks that implement it.
+    """Average, in place, every partial model among the networks that have it.
 
     Networks built with `cross=True` average pairs of unrelated models too. `weights` (for example sample
-    counts) has one positive number per network; by default all are equal. Models that only one network
-    implements, and private coordinates, do not change at all.
+    counts) has one positive number per network; by default all are equal. Models that only one network has,
+    and private coordinates, do not change at all.
     """
     weights = check_weights(networks, weights)
-    for model, members in implementers(networks).items():
+    for model, members in networks_by_model(networks).items():
         if len(members) < 2:
             continue
         first = networks[members[0]]
@@ -370,18 +416,18 @@ def average(networks: Sequence[SlicedNetwork], weights: Sequence[float] | None =
             values.append(networks[index].read(model))
             networks[index].check_finite(model, values[-1])
         # Computed as first + mean difference from the first, so that the mean of equal values is exact.
-        base = values[0].double()
-        total = sum(weights[index] for index in members)
-        difference = torch.zeros_like(base)
+        first_values = values[0].double()
+        total_weight = sum(weights[index] for index in members)
+        difference = torch.zeros_like(first_values)
         for index, value in zip(members[1:], values[1:], strict=True):
-            difference += (weights[index] / total) * (value.double() - base)
-        mean = base + difference
+            difference += (weights[index] / total_weight) * (value.double() - first_values)
+        mean = first_values + difference
         for index in members:
             networks[index].write(model, mean)
 
 
-def implementers(networks: Sequence[SlicedNetwork]) -> dict[str, list[int]]:
-    """Return, for every averaged model, the indices of the networks that implement it."""
+def networks_by_model(networks: Sequence[SlicedNetwork]) -> dict[str, list[int]]:
+    """Return, for every averaged model, the indices of the networks that have it."""
     indices: dict[str, list[int]] = {}
     for index, network in enumerate(networks):
         for model in network.averaged_models:
@@ -396,7 +442,9 @@ def check_weights(
     if weights is None:
         return [1.0] * len(networks)
     if len(weights) != len(networks):
-        raise ModelError(f"{len(weights)} weights were given for {len(networks)} networks")
+        raise ModelError(
+            f"{len(weights)} weights were given for {len(networks)} networks; give one for each"
+        )
     for network, weight in zip(networks, weights, strict=True):
         if not 0 < weight < float("inf"):
             raise ModelError(f"peer {network.peer!r}: weight {weight} is not a positive number")
@@ -404,23 +452,23 @@ def check_weights(
 
 
 def check_schema(model: str, first: SlicedNetwork, second: SlicedNetwork) -> None:
-    """Raise, naming the first block that differs, unless two networks can average `model`."""
-    blocks, other_blocks = first.slicing.schema(model), second.slicing.schema(model)
-    if blocks == other_blocks:
+    """Raise ModelError unless two networks can average `model`; it names the first entry that differs."""
+    entries, other_entries = first.slicing.schema(model), second.slicing.schema(model)
+    if entries == other_entries:
         return
-    for a, b in zip(blocks, other_blocks, strict=False):
-        if a != b:
+    for entry, other in zip(entries, other_entries, strict=False):
+        if entry != other:
             raise ModelError(
                 f"model {model!r} is not the same on {first.peer!r} and {second.peer!r}: "
-                f"{_format_block(a)} on {first.peer!r}, {_format_block(b)} on {second.peer!r}"
+                f"{_format_entry(entry)} on {first.peer!r}, {_format_entry(other)} on {second.peer!r}"
             )
     raise ModelError(
-        f"model {model!r} has {len(blocks)} blocks on {first.peer!r} and {len(other_blocks)} on "
-        f"{second.peer!r}"
+        f"model {model!r} is not the same on {first.peer!r} and {second.peer!r}: its schema has "
+        f"{len(entries)} entries on {first.peer!r}, {len(other_entries)} on {second.peer!r}"
     )
 
 
-def _format_block(block: tuple[str, tuple[tuple[str, int], ...]]) -> str:
-    """Return a block as text: `0.weight [2 global × 3 local]`."""
-    name, axes = block
+def _format_entry(entry: tuple[str, tuple[tuple[str, int], ...]]) -> str:
+    """Return an entry of a schema as text: `0.weight [2 global × 3 local]`."""
+    name, axes = entry
     return f"{name} [{' × '.join(f'{count} {model}'.strip() for model, count in axes)}]"

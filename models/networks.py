@@ -23,7 +23,7 @@ ACTIVATIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "ReLU", "none": "Id
 
 @dataclass(frozen=True)
 class ReadyNetwork:
-    """A ready-made network and the samples it takes.
+    """A ready-made network, and the shape of the samples that it takes.
 
     build
         The function that builds it. Its arguments `channels`, `size` and `classes` are set to fit the data.
@@ -49,7 +49,7 @@ READY_NETWORKS: dict[str, ReadyNetwork] = {}
 def register(
     name: str, sample_shape: tuple[int, ...] = (3, 32, 32), **options: bool
 ) -> Callable[..., Any]:
-    """Add the decorated function to the table; arguments are the fields of ReadyNetwork."""
+    """Return a decorator that adds a function to the table; the arguments are the fields of ReadyNetwork."""
 
     def decorator(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         READY_NETWORKS[name] = ReadyNetwork(build, sample_shape, **options)
@@ -213,15 +213,11 @@ def vit(
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
-    **{name: one.build for name, one in READY_NETWORKS.items()},
+    **{name: network.build for name, network in READY_NETWORKS.items()},
 }
 """The functions that build networks, by name, including `mlp`."""
 
 if TYPE_CHECKING:
-    ReadyNetworkName = ImageNetworkName = str
+    ReadyNetworkName = str
 else:  # types of settings, whose validation errors list the names of all networks
     ReadyNetworkName = Literal[tuple(READY_NETWORKS)]
-    _IMAGES = [
-        n for n, one in READY_NETWORKS.items() if one.classifies and len(one.sample_shape) == 3
-    ]
-    ImageNetworkName = Literal[("mlp", *_IMAGES)]

@@ -28,7 +28,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .anatomy import Anatomy, ParameterMap, Part
-from .discovery import BATCH_NORMS, BY_HAND, CONVOLUTIONS, TRANSPOSED, input_name, named_tensors
+from .discovery import (
+    BATCH_NORMS,
+    CONVOLUTIONS,
+    NAME_AXES_HINT,
+    TRANSPOSED_CONVOLUTIONS,
+    input_name,
+    named_tensors,
+)
 from .errors import ModelError
 
 FIXED = 0
@@ -66,7 +73,7 @@ def find_parts(
 
 @dataclass(frozen=True)
 class Channels:
-    """The input or output channels of a layer; their ids are consecutive. A part of them gets `name`."""
+    """The input or output channels of a layer; their ids are consecutive. `name` becomes the part's name."""
 
     name: str
     first_id: int
@@ -159,7 +166,7 @@ class ChannelTable:
     def is_untraced(self, channels: Channels) -> bool:
         """Return whether the user assigned an axis of these channels by hand, so that they are not traced."""
         first = channels.first_id
-        return any(first <= one < first + channels.count for one in self._untraced_ids)
+        return any(first <= id < first + channels.count for id in self._untraced_ids)
 
     def cell_numbers(self) -> np.ndarray:
         """Return the cell number of every channel id; 0 for channels that are never permuted."""
@@ -205,19 +212,20 @@ def _register(table: ChannelTable, name: str, layer: nn.Module) -> dict[nn.Modul
     if attribute is None or (isinstance(layer, nn.PReLU) and layer.num_parameters == 1):
         return {}
     count = int(np.ravel(getattr(layer, attribute))[0])
-    both = table.add_channels(name, count, produced=False)
+    channels = table.add_channels(name, count, produced=False)  # inputs and outputs alike
     for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)):
         if tensor.ndim and tensor.shape[0] == count:
-            table.assign(tensor, 0, both.ids)
+            table.assign(tensor, 0, channels.ids)
     if isinstance(layer, nn.GroupNorm) and layer.num_groups > 1:
-        table.tie_groups(both.ids, layer.num_groups)
-    return {layer: LayerChannels(both, both)}
+        table.tie_groups(channels.ids, layer.num_groups)
+    return {layer: LayerChannels(channels, channels)}
 
 
 def _convolution(table: ChannelTable, name: str, layer: Any) -> LayerChannels:
+    """Add the channels of a convolution to the table, and return them."""
     inputs = table.add_channels(f"{name}.in", layer.in_channels, produced=False)
     outputs = table.add_channels(name, layer.out_channels)
-    input_axis, output_axis = (0, 1) if isinstance(layer, TRANSPOSED) else (1, 0)
+    input_axis, output_axis = (0, 1) if isinstance(layer, TRANSPOSED_CONVOLUTIONS) else (1, 0)
     if layer.groups == 1:
         table.assign(layer.weight, input_axis, inputs.ids)
         table.assign(layer.weight, output_axis, outputs.ids)
@@ -238,15 +246,16 @@ def _substitute(
     module: nn.Module, forward: Callable[..., Any], layers: Sequence[nn.Module]
 ) -> None:
     """Replace a module's computation, in the traced copy, by `forward`, which uses only `layers`."""
-    like = next(module.parameters())
+    parameter = next(module.parameters())  # its dtype and device are those of the module
     for index, layer in enumerate(layers):
-        module.add_module(f"substitute_{index}", layer.to(like))
+        module.add_module(f"substitute_{index}", layer.to(parameter))
     module.forward = forward
 
 
 def _recurrent(
     table: ChannelTable, name: str, module: nn.RNNBase
 ) -> dict[nn.Module, LayerChannels]:
+    """Register a recurrent module: each layer becomes one Linear layer, whose cells are hidden units."""
     if module.proj_size:
         raise ModelError(
             f"layer {name!r}: an LSTM with proj_size has hidden units and projected outputs, which "
@@ -306,8 +315,8 @@ def _attention(
             table.assign(weight, 0, head_ids)
             table.assign(weight, 1, source.ids)
     table.assign(module.in_proj_bias, 0, np.tile(head_ids, 3))
-    for extra in (module.bias_k, module.bias_v):
-        table.assign(extra, 2, head_ids)
+    for bias in (module.bias_k, module.bias_v):
+        table.assign(bias, 2, head_ids)
     outputs = table.add_channels(name, width)
     table.assign_linear(module.out_proj, head_ids, outputs.ids)
     to_heads = [nn.Linear(source.count, heads) for source in inputs]
@@ -345,6 +354,7 @@ def _is_packed_attention(module: nn.Module) -> bool:
 def _packed_attention(
     table: ChannelTable, name: str, module: Any
 ) -> dict[nn.Module, LayerChannels]:
+    """Register a module with the form that `_is_packed_attention` describes; its cells are heads."""
     heads, qkv, proj = module.num_heads, module.qkv, module.proj
     inputs = table.add_channels(f"{name}.in", qkv.in_features, produced=False)
     head_channels = table.add_channels(f"{name}.heads", heads)
@@ -394,15 +404,15 @@ def _trace(
     for index, (x, dim) in enumerate(zip(example, dims, strict=True)):
         input_layers.append(_input_layer(x, dim))
         if dim is not None:
-            both = table.add_channels(input_name(index), x.shape[dim], is_network_input=True)
-            channels_of[input_layers[-1]] = LayerChannels(both, both)
+            channels = table.add_channels(input_name(index), x.shape[dim], is_network_input=True)
+            channels_of[input_layers[-1]] = LayerChannels(channels, channels)
     replaced: list[nn.Module] = []  # torch-pruning must ignore these
     for name, layer in list(traced_copy.named_modules()):
         if layer not in replaced:
-            added = _register(table, name or "output", layer)
-            channels_of.update(added)
-            if added and layer not in added:
-                replaced += [one for one in layer.modules() if one not in added]
+            registered = _register(table, name or "output", layer)
+            channels_of.update(registered)
+            if registered and layer not in registered:  # other layers replace it in the trace
+                replaced += [child for child in layer.modules() if child not in registered]
     network = _WithInputLayers(traced_copy, input_layers).eval()
     _check_runs(network, example)
     graph: Any = DependencyGraph()
@@ -411,14 +421,15 @@ def _trace(
             graph.build_dependency(network, example, ignored_layers=replaced, verbose=False)
     except Exception as error:  # torch-pruning documents no types of errors
         raise ModelError(
-            f"{type(module).__name__} cannot be traced ({type(error).__name__}: {error}); {BY_HAND}"
+            f"{type(module).__name__} cannot be traced ({type(error).__name__}: {error}); {NAME_AXES_HINT}"
         ) from error
     for node in list(graph.module2node.values()):
         if isinstance(node.module, nn.Parameter) and node.module not in channels_of:
+            # A parameter that the module's own forward uses, such as a class token.
             name, size = table.tensor_names[id(node.module)], node.module.shape[node.pruning_dim]
-            both = table.add_channels(name, size, produced=False)
-            table.assign(name, node.pruning_dim, both.ids)
-            channels_of[node.module] = LayerChannels(both, both)
+            channels = table.add_channels(name, size, produced=False)
+            table.assign(name, node.pruning_dim, channels.ids)
+            channels_of[node.module] = LayerChannels(channels, channels)
     for layer, (_, outputs) in channels_of.items():
         if outputs.produced and layer in graph.module2node and not table.is_untraced(outputs):
             _tie_downstream(graph, layer, channels_of, table)
@@ -471,17 +482,18 @@ def _tie_downstream(
             if target is not None:
                 prunes_inputs = graph.is_in_channel_pruning_fn(dependency.handler)
                 prunes_outputs = graph.is_out_channel_pruning_fn(dependency.handler)
-                side = target.inputs if prunes_inputs and not prunes_outputs else target.outputs
-                if table.is_untraced(side):
+                is_input = prunes_inputs and not prunes_outputs
+                reached = target.inputs if is_input else target.outputs
+                if table.is_untraced(reached):
                     continue
                 at_target, at_root = np.array([(index.idx, index.root_idx) for index in mapped]).T
-                if at_target.max() >= side.count or at_target.min() < 0:
+                if at_target.max() >= reached.count or at_target.min() < 0:
                     raise ModelError(
-                        f"channels of {root.name!r} ({root.count} of them) reach {side.name!r}, which has "
-                        f"only {side.count}: a reshape or transposition between them cannot be traced; "
-                        f"{BY_HAND}"
+                        f"channels of {root.name!r} ({root.count} of them) reach {reached.name!r}, which has "
+                        f"only {reached.count}: a reshape or transposition between them cannot be traced; "
+                        f"{NAME_AXES_HINT}"
                     )
-                table.tie(side.first_id + at_target, root.first_id + at_root)
+                table.tie(reached.first_id + at_target, root.first_id + at_root)
             stack.append((dependency.target, dependency.handler, mapped))
 
 
@@ -608,13 +620,14 @@ def _assign_by_hand(
 def _build_anatomy(
     module: nn.Module, table: ChannelTable, network_outputs: Sequence[Channels]
 ) -> Anatomy:
+    """Return the anatomy of a module whose channels are all in the table."""
     cell_of = _final_cell_numbers(table)
     groups = _cells_by_part(table, cell_of, network_outputs)
     parts = [Part(name, len(cells)) for name, cells, _ in groups]
-    # An anatomy numbers cells part by part.
+    # The table numbers cells by their channels, an anatomy part by part.
     part_order = np.concatenate([np.empty(0, np.int64), *(cells for _, cells, _ in groups)])
-    renumbered = np.full(int(cell_of.max()) + 1, -1, np.int64)
-    renumbered[part_order] = np.arange(len(part_order))
+    new_number = np.full(int(cell_of.max()) + 1, -1, np.int64)
+    new_number[part_order] = np.arange(len(part_order))
 
     def cells_on_axes(name: str, shape: tuple[int, ...]) -> tuple[np.ndarray | None, ...]:
         axes: list[np.ndarray | None] = []
@@ -623,7 +636,7 @@ def _build_anatomy(
             if ids is not None and len(ids) != size:
                 raise ModelError(f"axis {axis} of {name!r} has {size} indices, not {len(ids)}")
             has_cells = ids is not None and (cell_of[ids] != FIXED).all()
-            axes.append(renumbered[cell_of[ids]] if has_cells else None)
+            axes.append(new_number[cell_of[ids]] if has_cells else None)
         return tuple(axes)
 
     parameters: list[ParameterMap] = []
@@ -635,14 +648,14 @@ def _build_anatomy(
             cell = sum(part.cells for part in parts)
             parts.append(Part(name, 1))
         parameters.append(ParameterMap(name, shape, axes, cell))
-    statistics = [
+    buffers = [
         ParameterMap(name, tuple(value.shape), cells_on_axes(name, tuple(value.shape)))
         for name, value in module.named_buffers()
         if value.is_floating_point()
     ]
-    buffers = [one for one in statistics if any(axis is not None for axis in one.axes)]
+    statistics = [buffer for buffer in buffers if any(axis is not None for axis in buffer.axes)]
     ends = frozenset(name for name, _, is_end in groups if is_end)
-    return Anatomy(tuple(parts), tuple(parameters), tuple(buffers), ends)
+    return Anatomy(tuple(parts), tuple(parameters), tuple(statistics), ends)
 
 
 def _final_cell_numbers(table: ChannelTable) -> np.ndarray:
@@ -650,8 +663,11 @@ def _final_cell_numbers(table: ChannelTable) -> np.ndarray:
 
     Axes on which some channels are fixed are then fixed entirely.
     """
-    counts = [one.count for one in table.all_channels]
-    produced = np.repeat([False, *(one.produced for one in table.all_channels)], [1, *counts])
+    # By channel id, whether a layer produces it; id 0 is FIXED.
+    produced = np.repeat(
+        [False, *(channels.produced for channels in table.all_channels)],
+        [1, *(channels.count for channels in table.all_channels)],
+    )
     cell_of = table.cell_numbers()
     has_producer = np.zeros(int(cell_of.max()) + 1, bool)
     has_producer[cell_of[produced]] = True
@@ -662,18 +678,18 @@ def _final_cell_numbers(table: ChannelTable) -> np.ndarray:
         elif not traced.all():
             raise ModelError(
                 f"only {int(traced.sum())} of the {channels.count} channels of {channels.name!r} could be "
-                f"traced to the layer that produces them; {BY_HAND}"
+                f"traced to the layer that produces them; {NAME_AXES_HINT}"
             )
     while True:
         cell_of = table.cell_numbers()
-        mixed = [
+        partly_fixed = [
             ids
             for ids in table.axes.values()
             if (cell_of[ids] == FIXED).any() and (cell_of[ids] != FIXED).any()
         ]
-        if not mixed:
+        if not partly_fixed:
             return cell_of
-        for ids in mixed:
+        for ids in partly_fixed:
             table.tie(ids, FIXED)
 
 
@@ -695,7 +711,7 @@ def _cells_by_part(
         if table.all_channels[index].produced:
             producer[cell_of[table.all_channels[index].ids]] = index
     output_cells = set(
-        np.concatenate([np.empty(0, int), *(cell_of[one.ids] for one in network_outputs)])
+        np.concatenate([np.empty(0, int), *(cell_of[output.ids] for output in network_outputs)])
     )
     groups: dict[tuple[object, ...], list[int]] = {}
     for cell, axes in sorted(axes_of_cell.items()):

@@ -15,11 +15,11 @@ How the shares are estimated from n peers' counts x_ic of C classes, m_i = Σ_c 
     auto    (x_ic + α π_c) / (m_i + α), with the shares π of all peers together and α = 1/ρ − 1, at least C;
             no prior if ρ is not above what chance allows
 
-With few samples, `own` invents differences between peers. `auto` needs totals over all peers, which live
-peers average (`class_summary`). α ≥ C adds as many pseudo-samples as `own` does. The best estimate of
-strongly skewed shares has fewer, but taught worse: digits of 16 peers with 20 samples each and shares from
-Dirichlet(0.3), where 1/ρ − 1 is about 3, were learned to an accuracy of .849 with it, .853 with α ≥ C and
-.853 with `own` (means of 8 seeds).
+With few samples, the differences between peers that `own` sees are mostly chance. `auto` needs totals over
+all peers, which live peers average (`class_summary`). α ≥ C adds at least as many pseudo-samples as `own`
+does. The best estimate of strongly skewed shares has fewer, but it led to a lower accuracy: for digits of 16
+peers with 20 samples each and shares from Dirichlet(0.3), where 1/ρ − 1 is about 3, .849 against .853 with
+α ≥ C and .853 with `own` (means of 8 seeds).
 
 This module does not import torch, so mistakes in a config are reported without waiting for it.
 """
@@ -36,9 +36,9 @@ from .errors import ModelError
 Prior = Literal["auto", "own", "none"]
 """How log-priors are estimated; `none` for no log-prior."""
 
-MIN_ERRORS = 2.0
-"""auto: standard errors by which ρ must exceed 0. If peers' shares are equal, chance alone exceeds two in 2
-to 5 of 100 swarms."""
+MIN_STANDARD_ERRORS = 2.0
+"""With `auto`, ρ must exceed 0 by this many standard errors, or there is no prior. If peers' shares are
+equal, ρ exceeds two standard errors by chance in 2 to 5 of 100 swarms."""
 
 Floats = NDArray[np.float64]
 
@@ -51,7 +51,7 @@ def log_priors(counts: ArrayLike, how: Prior) -> Floats | None:
     """
     if how not in get_args(Prior):
         raise ModelError(f"unknown prior {how!r}: there are {', '.join(get_args(Prior))}")
-    x = _checked(counts)
+    x = _counts_array(counts)
     if how == "none":
         return None
     if how == "own":
@@ -66,7 +66,7 @@ def class_summary(counts: ArrayLike) -> Floats:
 
     A peer without samples adds nothing. The totals tell all that `auto` needs of other peers.
     """
-    x = _checked(np.asarray(counts)[None])[0]
+    x = _counts_array(np.asarray(counts)[None])[0]
     m = x.sum()
     if m == 0:
         return np.zeros(3 + len(x))
@@ -78,9 +78,9 @@ def auto_log_prior(counts: ArrayLike, totals: Floats) -> Floats | None:
 
     totals: the sum of all peers' `class_summary`.
     """
-    x = _checked(np.asarray(counts)[None])[0]
+    x = _counts_array(np.asarray(counts)[None])[0]
     rho, error = _correlation(totals)
-    if not rho > MIN_ERRORS * error:
+    if not rho > MIN_STANDARD_ERRORS * error:
         return None
     classes, all_counts = len(x), totals[3:]
     alpha = max(1 / rho - 1, classes)
@@ -114,10 +114,11 @@ def class_correlation(counts: ArrayLike) -> tuple[float, float]:
     Peers without samples are left out. Returns (0, 0) if the counts cannot tell: fewer than two peers with
     samples, a single class in all of them, or not more than one sample at any peer.
     """
-    return _correlation(_totals(_checked(counts)))
+    return _correlation(_totals(_counts_array(counts)))
 
 
 def _totals(counts: Floats) -> Floats:
+    """Return the sum of all peers' class summaries."""
     return np.sum([class_summary(row) for row in counts], axis=0)
 
 
@@ -129,23 +130,23 @@ def _correlation(totals: Floats) -> tuple[float, float]:
         return 0.0, 0.0
     pi = totals[3:] / samples
     squares = np.square(pi).sum()
-    spread = 1 - squares  # tr Σ
-    if spread <= 0:
+    trace = 1 - squares  # tr Σ
+    if trace <= 0:
         return 0.0, 0.0
-    between = (squared_counts - samples * squares) / (peers - 1)
-    within = (samples - squared_counts) / (samples - peers)
-    size = (samples - squared_sizes / samples) / (peers - 1)
-    rho = (between - within) / (between + (size - 1) * within)
-    spread_squared = squares - 2 * (pi**3).sum() + squares**2  # tr Σ²
-    return float(rho), float(np.sqrt(2 * spread_squared / (peers - 1)) / (size * spread))
+    between = (squared_counts - samples * squares) / (peers - 1)  # MSB
+    within = (samples - squared_counts) / (samples - peers)  # MSW
+    mean_size = (samples - squared_sizes / samples) / (peers - 1)  # m̄
+    rho = (between - within) / (between + (mean_size - 1) * within)
+    trace_of_square = squares - 2 * (pi**3).sum() + squares**2  # tr Σ²
+    return float(rho), float(np.sqrt(2 * trace_of_square / (peers - 1)) / (mean_size * trace))
 
 
-def _checked(counts: ArrayLike) -> Floats:
+def _counts_array(counts: ArrayLike) -> Floats:
     """Return counts as an array [peers, classes]; raises ModelError for anything else."""
     x = np.asarray(counts, dtype=np.float64)
     if x.ndim != 2 or x.shape[1] < 2 or not np.isfinite(x).all() or (x < 0).any():
         raise ModelError(
-            "counts of labels must be numbers of at least 0, [peers, classes] with two classes or more, "
-            f"not an array of shape {x.shape}"
+            "counts of labels must be an array [peers, classes] of finite numbers that are 0 or more, with "
+            f"two classes or more; its shape is {x.shape}"
         )
     return x

@@ -1,12 +1,13 @@
 """Lone twins: what a peer gains by taking part in a swarm, measured against a copy of it that trains alone.
 
-A cheap estimate (how much the loss changes in one averaging) says nothing about a single peer: what a peer
-would know alone depends on all its rounds. So some peers, chosen at random, get a twin for the whole run: a
-second network that starts with the peer's values, trains as often as the peer, on the same samples with the
-same settings, and is never averaged. A twin for every peer in some of the rounds would cost the same, but
-would have trained less than its peer, and the comparison would be unfair.
+Some peers, chosen at random, get a twin for the whole run: a second network that starts with the peer's
+values, trains as often as the peer, on the same samples with the same settings, and is never averaged. There
+are two cheaper ways, which were rejected. How much the loss changes when values are averaged once does not
+tell how good the peer would be alone, which depends on all its rounds. And twins that exist only in some of
+the rounds have trained less than their peers, so the comparison would be unfair.
 
-Differences are those of the peer minus its twin: with a gain, accuracy is positive and loss negative.
+All differences are those of the peer minus its twin: a peer that gains has a positive difference in accuracy
+and a negative one in loss.
 """
 
 from __future__ import annotations
@@ -24,18 +25,20 @@ import torch
 from torch import Tensor
 
 from .errors import ModelError
-from .learner import Learner, Metrics, PeerCountAware, WeightAware
+from .learner import Learner, PeerCountAware, WeightAware
+from .metrics import Metrics
 from .network import SlicedNetwork
 from .slicing import seeded_rng
 
 UPPER_QUANTILE = 0.975
-"""Of the distribution of a mean: its two-sided interval then has a confidence of 95 %."""
+"""The quantile of Student's t distribution at the upper end of a two-sided interval of 95 % confidence."""
 
 
 def draws_twin(gain: float, swarm: str, peer: str) -> bool:
     """Return whether a peer that does not know how many others there are has a lone twin.
 
-    About a fraction `gain` of all peers have one; the same peer of the same swarm always draws the same.
+    About a fraction `gain` of all peers have one. The choice is random, but seeded by the names of swarm and
+    peer, so that it is the same after a restart.
     """
     return bool(seeded_rng(0, "lone twin", swarm, peer).random() < gain)
 
@@ -53,12 +56,10 @@ class SampleTester(Protocol):
 
 
 class LoneTwin:
-    """A copy of a peer's learner that trains alone.
+    """A copy of a peer's learner (`alone`) that trains alone.
 
     Make it before the peer trains for the first time. Raises ModelError if the learner cannot be copied, or
-    works only together with other peers.
-
-    `trainings` counts the calls of `train`.
+    works only together with other peers. `trainings` counts the calls of `train`.
     """
 
     def __init__(self, learner: Learner):
@@ -73,7 +74,7 @@ class LoneTwin:
         return metrics
 
     def gain(self) -> Gain:
-        """Test the peer and its twin on the peer's test samples."""
+        """Test the peer and its twin on the peer's test samples, and return the comparison."""
         return measure_gain(self._learner, self.alone)
 
     def state(self) -> dict[str, Any]:
@@ -93,10 +94,11 @@ class LoneTwin:
 
 @contextmanager
 def training_apart(peers: Sequence[SlicedNetwork], number: int) -> Iterator[None]:
-    """Train twins inside this context: the peers' networks and torch's random numbers stay as they are.
+    """Return a context in which twins train, so that the peers and torch's random state do not change.
 
-    number: of trainings before this one; it seeds the twins' own random numbers (of dropout, for example).
-    Raises ModelError if the first training changes a peer: its learner was not copied completely.
+    peers: the networks of the peers whose twins train. number: how many trainings came before this one; it
+    seeds torch's random numbers (used by dropout, for example) inside the context. Raises ModelError if the
+    first training changes a peer's network: then its learner was not copied completely.
     """
     before = [network.flat.clone() for network in peers] if number == 0 else []
     devices = {network.flat.device for network in peers if network.flat.device.type == "cuda"}
@@ -136,26 +138,23 @@ def _copy(learner: Learner) -> Learner:
             buffers=network.buffers,
         )
         memo[id(network)], memo[id(network.flat)] = alone, alone.flat
-        copied = deepcopy(learner, memo)
-        copied.restore(
-            learner.state()
-        )  # frees the stack that a view in the optimizer's state brings along
+        twin = deepcopy(learner, memo)
+        # If the optimizer's state is a view of a stack, the whole stack was copied: this frees it again.
+        twin.restore(learner.state())
     except Exception as error:  # the network or learner may be a user's own, and raise anything
         raise ModelError(
             f"peer {network.peer!r}: its network or learner cannot be copied ({error}), so it cannot have a "
             "lone twin; leave out `gain`"
         ) from error
-    return copied
+    return twin
 
 
 def _samples(learner: object) -> Iterator[Tensor]:
     """Yield the tensors of a learner's samples, and those of a learner that it wraps."""
     for name, value in getattr(learner, "__dict__", {}).items():
         if name in ("samples", "held_out"):
-            yield from (
-                each for each in (value if isinstance(value, tuple) else (value,))
-                if isinstance(each, Tensor)
-            )  # fmt: skip
+            tensors = value if isinstance(value, tuple) else (value,)
+            yield from (tensor for tensor in tensors if isinstance(tensor, Tensor))
         elif isinstance(value, Learner):
             yield from _samples(value)
 
@@ -165,10 +164,10 @@ def _samples(learner: object) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean of differences, and its 95 % interval by Student's t distribution.
+    """The mean of some differences, and its 95 % interval by Student's t distribution.
 
     interval: (low, high); None for fewer than two values.
-    count: of values.
+    count: the number of values.
     """
 
     mean: float
@@ -185,9 +184,9 @@ class Difference:
             return cls(mean, None, count)
         from scipy.special import stdtrit  # slow to import
 
-        error = float(differences.std(ddof=1)) / sqrt(count)
-        half = float(stdtrit(count - 1, UPPER_QUANTILE)) * error
-        return cls(mean, (mean - half, mean + half), count)
+        standard_error = float(differences.std(ddof=1)) / sqrt(count)
+        half_width = float(stdtrit(count - 1, UPPER_QUANTILE)) * standard_error
+        return cls(mean, (mean - half_width, mean + half_width), count)
 
     def __str__(self) -> str:
         if self.interval is None:
@@ -201,9 +200,9 @@ class Gain:
     """The test of one peer and of its lone twin.
 
     accuracy, loss: peer minus twin, paired sample by sample. Their intervals tell how much of a difference
-        may be due to the choice of test samples, for this one training. None if the learner cannot test
-        sample by sample.
-    alone_accuracy, alone_loss: of the twin.
+        may be due to the choice of test samples, but not how much another training would change it. An
+        interval is None if the learner cannot test sample by sample.
+    alone_accuracy, alone_loss: those of the twin.
     """
 
     peer: str
@@ -228,12 +227,12 @@ class Gain:
 
 
 def measure_gain(learner: Learner, alone: Learner) -> Gain:
-    """Test a peer's learner and that of its lone twin."""
+    """Test a peer's learner and that of its lone twin, and return the comparison."""
     if isinstance(learner, SampleTester) and isinstance(alone, SampleTester):
-        pairs = zip(learner.test_samples(), alone.test_samples(), strict=True)
-        (loss, alone_loss), (correct, alone_correct) = [
-            (own.double().cpu().numpy(), twins.double().cpu().numpy()) for own, twins in pairs
-        ]
+        loss, correct = (values.double().cpu().numpy() for values in learner.test_samples())
+        alone_loss, alone_correct = (
+            values.double().cpu().numpy() for values in alone.test_samples()
+        )
         return Gain(
             learner.network.peer,
             Difference.of(correct - alone_correct),
@@ -241,13 +240,13 @@ def measure_gain(learner: Learner, alone: Learner) -> Gain:
             float(alone_correct.mean()) if len(alone_correct) else nan,
             float(alone_loss.mean()) if len(alone_loss) else nan,
         )
-    own, twins = learner.test(), alone.test()
+    own, twin = learner.test(), alone.test()
     return Gain(
         learner.network.peer,
-        Difference(own.accuracy - twins.accuracy, None, own.samples),
-        Difference(own.mean_loss - twins.mean_loss, None, own.samples),
-        twins.accuracy,
-        twins.mean_loss,
+        Difference(own.accuracy - twin.accuracy, None, own.samples),
+        Difference(own.mean_loss - twin.mean_loss, None, own.samples),
+        twin.accuracy,
+        twin.mean_loss,
     )
 
 
@@ -255,8 +254,9 @@ def measure_gain(learner: Learner, alone: Learner) -> Gain:
 class SwarmGain:
     """The mean gain of the peers that have a lone twin.
 
-    accuracy, loss: means over these peers. Their intervals are for the mean over all peers: they contain the
-        difference between peers. Peers without test samples are left out; in regression, the accuracy is NaN.
+    accuracy, loss: means over these peers. Their intervals are for the mean gain of all peers of the swarm,
+        so they are wider if gains differ between peers. Peers without test samples are left out; in
+        regression, the accuracy is NaN.
     peers: how many peers the swarm has.
     """
 
@@ -283,5 +283,5 @@ class SwarmGain:
         if not count:
             return "unknown, as no peer with a lone twin was tested"
         accuracy = "" if isnan(self.accuracy.mean) else f"accuracy {self.accuracy}, "
-        few = ": no interval can be given for one peer" if count == 1 else ""
-        return f"{accuracy}loss {self.loss}; {count} of {self.peers} peers{few}"
+        note = ": no interval can be given for one peer" if count == 1 else ""
+        return f"{accuracy}loss {self.loss}; {count} of {self.peers} peers{note}"

@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
 
-from ..gossip import Array, Give, Gossiper, Mass, absorb
-from ..gossip.security import Guards
+from ..gossip import Array, Gossiper, Mass, absorb
 from ..models import Learner, ModelError, SlicedNetwork
 from .presence import Event, Gone, Offline, Online
 from .settings import Settings
@@ -225,6 +224,7 @@ class Bootstrap:
     def _add_trained_network(self, gossiper: Gossiper) -> None:
         """Match the trained network's cells with the received values, and let its own values count."""
         models = sorted(self.waiting)
+        others = {m: set(gossiper.neighbours(m)) for m in models if gossiper.neighbours(m)}
         received = {m: Mass(np.array(self._store.read(m)), gossiper.weight(m)) for m in models}
         moved = self._store.match_cells(self._learner)
         for model in models:
@@ -233,31 +233,22 @@ class Bootstrap:
                 self._store.write(model, absorb(received[model], own).value)
             gossiper.inject(model, self._weight)
         self.waiting.clear()
-        self._journal.add("counted", f"adds its trained network; matching moved {moved} cells")
+        self._journal.add(*self._describe_match(others, moved))
 
+    def _describe_match(self, others: Mapping[str, Collection[str]], moved: int) -> tuple[str, str]:
+        """Return the event that a trained network was added: its kind, and what happened.
 
-class PeerGuards(Guards):
-    """Guards of a peer whose own weight may not count yet: until then they compare with its future weight."""
-
-    weight: int = 0
-    """The weight that the peer will inject."""
-
-    def inspect(
-        self,
-        give: Give,
-        own: Array,
-        weight: int,
-        injected: int,
-        now: float,
-        *,
-        counting: bool = True,
-        comparable: bool = True,
-    ) -> Give | str:
-        """See Guards."""
-        reference = injected or self.weight
-        return super().inspect(
-            give, own, weight, reference, now, counting=counting, comparable=comparable
-        )
+        others: the neighbours in every partial model that has some.
+        """
+        kinds = {self._settings.matching[m].kind for m in others if m in self._settings.matching}
+        counts = f"counts in {', '.join(others) or 'no shared model'}"
+        if not kinds:
+            return "counted", f"adds its trained network as it is, and {counts}"
+        peers = sorted({peer for neighbours in others.values() for peer in neighbours})
+        whom = ", ".join(peers[:3]) + f" and {len(peers) - 3} more" * (len(peers) > 3)
+        if "fuse" in kinds:
+            return "fused", f"fused with {whom} (cells that are new to them: {moved}); {counts}"
+        return "aligned", f"aligned with {whom}: moved {moved} cells; {counts}"
 
 
 def digest(value: Array) -> str:

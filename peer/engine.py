@@ -10,19 +10,19 @@ runs; all other calls run on the worker thread.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gossamer.logs import is_milestone
+from gossamer.logs import should_log_repeat
 
 from ..gossip import (
-    MAX_HEADER_BYTES,
-    MAX_MESSAGE_BYTES,
+    FANOUT,
     ONE,
     Array,
     Buffer,
@@ -30,110 +30,57 @@ from ..gossip import (
     Gossiper,
     Message,
     PacedMode,
-    Reassembler,
+    RobustRoundsMode,
+    RobustServerMode,
     RoundsMode,
+    Score,
     ServerMode,
-    WireDtype,
+    SteadyMode,
     as_sent,
     schema_hash,
     sufficient_dtype,
+    tolerated,
 )
-from ..gossip.security import InitialEstimate, Intake, NullSecurity, SecurityLayer, guard
+from ..gossip.security import (
+    MAX_ELDERS,
+    Guards,
+    InitialEstimate,
+    Intake,
+    NullSecurity,
+    SecurityLayer,
+    guard,
+    id_of,
+)
 from ..models import (
-    Gain,
     Learner,
-    LoneTwin,
     Metrics,
     ModelError,
     PeerCountAware,
-    SampleTaker,
+    Scorer,
     WeightAware,
-    draws_twin,
 )
-from .bootstrap import Bootstrap, OtherPeers, PeerGuards
+from .bootstrap import Bootstrap, OtherPeers
 from .exits import PeerError
-from .machine import Machine, Saver, portable_time, trim_heap, uptime_of
-from .outgoing import Compression, Dispatch, Outgoing, Privacy
-from .presence import Event, Gone, Goodbye, Offline, Online, Phase, Statement
-from .prior import LivePrior
-from .sample_folder import watch_folder
+from .machine import Machine, Saver, from_saved, portable_time, trim_heap, uptime_of
+from .presence import Event, Gone, Goodbye, Offline, Online, Phase, Statement, first_of
 from .settings import Limits, Settings
-from .sharing import LiveSharing, first_of
 from .store import Agreement, MatchedStore
 from .summary import Journal
+from .traffic import Compression, Dispatch, InboundLimits, Outgoing, Privacy
+from .training import LocalTraining
+
+if TYPE_CHECKING:
+    from .sharing import LiveSharing
 
 _log = logging.getLogger(__name__)
 
 ESTIMATE_WAIT = 5.0
 """Seconds for which a newcomer with guards collects values before it starts from their median."""
 
-PeerMode: TypeAlias = PacedMode | RoundsMode | ServerMode
+PeerMode: TypeAlias = PacedMode | SteadyMode | RoundsMode | ServerMode
 
 MAX_FORMER_SESSIONS = 64
 """Number of former sessions that a peer remembers in its checkpoint."""
-
-MESSAGE_OVERHEAD = 2 * MAX_HEADER_BYTES
-"""Upper bound of a message's bytes besides its values."""
-VALUE_BYTES: Mapping[WireDtype, int] = {"float16": 2, "float32": 4, "float64": 8}
-MAX_VALUE_BYTES = 8
-"""Bytes of one value in the widest dtype. The sender chooses the dtype, and each message states it."""
-MIN_WAITING_BYTES = 4 << 20
-"""Bytes of received packets that may always wait, even for small models: acknowledgements wait with them."""
-MAX_WAITING_BYTES = 1 << 30
-"""Most bytes of received packets that may wait, for any number of neighbours; two messages always fit."""
-
-MIN_UNFINISHED = 64
-"""Number of messages that may always be incomplete (some chunks missing), even with few neighbours."""
-
-
-class InboundLimits:
-    """How many bytes of received messages a peer holds, computed from the sizes of its own partial models.
-
-    sizes: number of values of each partial model. dtype: of values in the peer's own messages. former_size:
-        of the largest partial model that has ended: transfers of it that are still under way are answered.
-
-    Raises PeerError, which names the partial model, if its values do not fit into one message.
-    """
-
-    def __init__(
-        self, name: str, sizes: Mapping[str, int], dtype: WireDtype, former_size: int = 0
-    ) -> None:
-        value_bytes = VALUE_BYTES[dtype]
-        for model, size in sizes.items():
-            if (total := size * value_bytes + MESSAGE_OVERHEAD) > MAX_MESSAGE_BYTES:
-                raise PeerError(
-                    f"peer {name}: model {model}: its {size} values make a message of {total} bytes, and "
-                    f"{MAX_MESSAGE_BYTES} are the most: share it as several partial models"
-                    + ("" if value_bytes == 2 else ", or send float16")
-                )
-        self._bytes_per_peer = sum(size * value_bytes + MESSAGE_OVERHEAD for size in sizes.values())
-        """Bytes that one neighbour sends with one message about each partial model."""
-        self._model_count = len(sizes)
-        largest = max([former_size, *sizes.values()]) * MAX_VALUE_BYTES + MESSAGE_OVERHEAD
-        self.max_message_bytes = min(MAX_MESSAGE_BYTES, largest)
-        """Bytes of the largest message that this peer can use; longer ones are dropped."""
-
-    def max_waiting_bytes(self, neighbours: int) -> int:
-        """Return how many bytes of received packets may wait while the peer trains.
-
-        They hold two messages about each partial model from every neighbour, and from one unknown peer.
-        """
-        expected = 2 * self._bytes_per_peer * (neighbours + 1)
-        return max(MIN_WAITING_BYTES, 2 * self.max_message_bytes, min(expected, MAX_WAITING_BYTES))
-
-    def make_reassembler(self) -> Reassembler:
-        """Return a reassembler with these limits, for a peer without neighbours yet; see `adjust`."""
-        largest = self.max_message_bytes
-        sender_bytes = 2 * (self._bytes_per_peer + largest)
-        reassembler = Reassembler(max_message_bytes=largest, max_sender_bytes=sender_bytes)
-        self.adjust(reassembler, 0)
-        return reassembler
-
-    def adjust(self, reassembler: Reassembler, neighbours: int) -> None:
-        """Set the reassembler's limits so that all these neighbours can have messages under way at once."""
-        sender_bytes = 2 * (self._bytes_per_peer + self.max_message_bytes)
-        reassembler.max_total_bytes = sender_bytes + self.max_waiting_bytes(neighbours)
-        reassembler.max_unfinished = max(MIN_UNFINISHED, 2 * self._model_count * (neighbours + 1))
 
 
 @dataclass(frozen=True)
@@ -163,14 +110,14 @@ class View:
     """Which plan of what the swarm shares is followed; 0 without one."""
     announcements: int
     """Counts the changes of what our card says about plans."""
+    decided: tuple[str, ...]
+    """What this peer has decided for the swarm lately, a sentence each."""
     awaits_others: bool
     """Whether others must follow the same plan before the next round is trained."""
     weights: Mapping[str, float]
     """The push-sum weight that the peer holds of each partial model; 1.0 is the weight of one peer."""
     diverged: Sequence[str]
     """Partial models with values that are NaN or infinite."""
-    quarantined: Sequence[str]
-    """Peers that the guards have put in quarantine."""
     last_end: Mapping[str, Any] | None
     """Why the peer's former session ended; see PeerHistory."""
 
@@ -242,38 +189,30 @@ class Engine:
     ):
         if contradiction := settings.contradiction():
             raise PeerError(f"peer {name}: {contradiction}")
+        if settings.mode == "steady" and not isinstance(learner, Scorer):
+            _log.warning(
+                "peer %s: its learner has no method score, so values of other peers are bounded by their "
+                "distance alone, whatever their loss", name,
+            )  # fmt: skip
         self.name, self.learner, self.settings = name, learner, settings
         self.limits = limits or Limits()
         """Times and sizes that are not user settings."""
         self.machine, self.samples = machine or Machine(), samples
         self.network = learner.network
         self.store = MatchedStore(self.network, settings.matching, trained=settings.trained)
-        # Before `sharing` sets samples aside to decide with: they count too, and a lone twin trains on them.
-        self._prior: LivePrior | None = None
-        if settings.prior != "none":
-            self._prior = LivePrior(name, learner, self.store, settings.prior)
-        self._twin: LoneTwin | None = None
-        """Trains alone, to measure what the peer gains by taking part; None if that is not measured."""
-        if draws_twin(settings.gain, settings.swarm, name):
-            self._twin = LoneTwin(learner)
+        self.training = LocalTraining(name, learner, self.store, settings)
+        """What the peer trains by itself: its samples, its log-prior and its lone twin."""
         self.sharing: LiveSharing | None = None
         """Decides with the other peers which cells are shared; None if the partial models are given."""
         if settings.sharing == "auto":
+            from .sharing import LiveSharing  # memory that most peers do not need
+
             self.sharing = LiveSharing(name, learner, self.store, settings)
-        if settings.samples_folder is not None or settings.window is not None:
-            watch_folder(learner, settings, name)
-        takes_samples = isinstance(learner, SampleTaker) and learner.data is not None
-        if takes_samples and (self._twin is not None or self.sharing is not None):
-            key = "gain" if self._twin is not None else "sharing"
-            raise PeerError(
-                f"peer {name}: {key}: it compares networks on samples that stay the same, and this peer "
-                f"takes new ones; leave out {key}, or samples_folder and the learner's data function"
-            )
         self.weight = ONE * (samples if settings.weights == "samples" else 1)
         self.history = PeerHistory()
         self.ending: Ending | None = None
         self.dropped: Counter[str] = Counter()
-        self._received = self._sample_errors = 0
+        self._received = 0
         self.last_contact = self._session_start = self.machine.uptime()
         """When this session was last connected to the broker, by the machine's uptime."""
         self._saver = Saver(name, settings, checkpoint, self._tree, self.machine, self.limits)
@@ -284,18 +223,14 @@ class Engine:
         restarted broker has lost, and after a change of models, before others see them on our card."""
         self._unsent_messages: list[Message] = []
         """Messages that may not be sent before a checkpoint is written."""
-        self._guards = None
-        if settings.bounds is not None:
-            self._guards = PeerGuards(settings.bounds)
-            self._guards.weight = self.weight
+        self._guards = None if settings.bounds is None else Guards(settings.bounds)
         self._others = OtherPeers()
-        self._quarantined: tuple[str, ...] = ()
         self._initial_estimate: InitialEstimate | None = None
         """Collects the first values that a newcomer receives; only with guards."""
         self._former_security: dict[str, Any] = {}
         self.security: SecurityLayer = NullSecurity(name)
         self._schemas_ever: dict[str, str] = {}
-        """Schema hashes of all partial models that this session has had."""
+        """Schema hashes of all partial models that this session has had, except some that ended long ago."""
         self._compression: Compression | None = None
         self._largest_size = 0
         """Number of values of the largest partial model that this peer has had."""
@@ -338,7 +273,7 @@ class Engine:
         self._largest_size = max([self._largest_size, *sizes.values()])
         self.inbound_limits = InboundLimits(name, sizes, settings.dtype, self._largest_size)
         """How many bytes of received packets may wait, and of which size."""
-        self._reassembler = self.inbound_limits.make_reassembler()
+        self._reassembler = self.inbound_limits.make_reassembler(len(self._others.known))
         self._privacy = Privacy(name, settings, self.schemas)
         exact = store.extra.keys()  # a plan decides by small differences of what peers measure
         if self._compression is None:
@@ -387,11 +322,11 @@ class Engine:
             received=self._received,
             plan=0 if self.sharing is None else self.sharing.version,
             announcements=0 if self.sharing is None else self.sharing.announcements,
+            decided=() if self.sharing is None else self.sharing.sentences,
             awaits_others=self.sharing is not None
             and self.sharing.awaits_others(self._others.online_now()),
             weights={model: gossiper.weight(model) / ONE for model in gossiper.models},
             diverged=gossiper.diverged,
-            quarantined=self._quarantined,
             last_end=self.history.last_end,
         )
 
@@ -432,12 +367,19 @@ class Engine:
         return start_digests
 
     def _collect_initial_values(self) -> None:
-        """With guards, let a newcomer collect values first: it cannot judge them by its untrained ones."""
-        collects = self._guards and self.settings.mode == "async" and not self.store.is_staging
+        """With guards, and in steady mode, let a newcomer collect values before it judges any.
+
+        It cannot judge them by its untrained ones.
+        """
+        steady = self.settings.mode == "steady"
+        collects = self.settings.paced and (self._guards or steady) and not self.store.is_staging
         self._initial_estimate = None
         if collects:
             sizes = {model: self.store.read(model).size for model in self.bootstrap.waiting}
-            self._initial_estimate = InitialEstimate(sizes, wait=ESTIMATE_WAIT)
+            # In steady mode hostile members may be a third: of 2b+1 values a majority is honest.
+            others = len(self.settings.neighbours or self._others.known)
+            elders = 2 * tolerated(self.settings.hostile, others) + 1 if steady else MAX_ELDERS
+            self._initial_estimate = InitialEstimate(sizes, max_elders=elders, wait=ESTIMATE_WAIT)
 
     def _count_in_means(self) -> None:
         """Let the peer's weight count at once where measured values are averaged; others need not have it."""
@@ -483,7 +425,7 @@ class Engine:
 
     def start_new_session(self, reason: str) -> None:
         """Abandon the session for this reason, and start a new one with the same values and no mass."""
-        if self.settings.mode != "async":
+        if not self.settings.paced:
             raise PeerError(
                 f"peer {self.name}: {reason}, and {self.settings.mode} mode cannot be joined midway; raise "
                 f"the lease of {self.settings.full_lease:g} s"
@@ -518,9 +460,9 @@ class Engine:
 
     def _begin_new_session(self) -> None:
         """Reset everything that belongs to one session; values, rounds and history stay."""
-        for each in (self._prior, self.sharing):
-            if each is not None:
-                each.reset()
+        self.training.reset()
+        if self.sharing is not None:
+            self.sharing.reset()
         self._make_gossiper()
         self.restored, self.returning, self.ending = False, self.history.round > 0, None
         self.last_contact = self._session_start = self.machine.uptime()
@@ -536,7 +478,7 @@ class Engine:
         """Make the gossiper and the mode of a new session, or restore those of a snapshot."""
         links = self.compression.links
         self.mode = _make_mode(
-            self.name, self.settings, self.schemas, self.compression, self._server_of
+            self.name, self.settings, self.schemas, self.compression, self._server_of, self._score
         )
         options: dict[str, Any] = {
             "mode": self.mode,
@@ -551,13 +493,21 @@ class Engine:
             self.gossiper = Gossiper(self.name, session, self.store, **options)
         else:
             self.gossiper = Gossiper.restore(snapshot, self.store, **options)
+        self.gossiper.refuses = self.is_banned
         self.gossiper.observe = lambda give, own: self.agreement.add(give.model, own, give.value)
         if self._guards is not None:
             # What peers measure differs from peer to peer.
             guard(
-                self.gossiper, self._guards, self.machine.monotonic,
-                comparable=lambda model: model not in self.store.extra,
+                self.gossiper, self._guards,
+                comparable=lambda model: model not in self.store.extra, weight_to_come=self.weight,
             )  # fmt: skip
+
+    def _score(self, model: str, value: Array | None) -> float:
+        """Return the loss on own samples with a value of a model, or the own one for None; see Score."""
+        learner = self.learner
+        if not isinstance(learner, Scorer):
+            return math.nan
+        return learner.score({} if value is None else {model: value})
 
     def _server_of(self, model: str) -> str:
         """Return the peer that averages a model in server mode: this one, if the model is local."""
@@ -584,6 +534,9 @@ class Engine:
         has_started = not self.bootstrap.waiting
         self._describe_models()
         self.gossiper.update_models()
+        known = {*self.gossiper.models, *self.gossiper.retired_models}
+        for model in self._schemas_ever.keys() - known:
+            del self._schemas_ever[model]
         self._count_in_means()
         for model in self.gossiper.models:
             if has_started and not self.gossiper.injected(model):
@@ -602,8 +555,7 @@ class Engine:
 
     def begin_round(self) -> None:
         """Prepare a round: set the log-prior, and follow the newest plan of what the swarm shares."""
-        if self._prior is not None:
-            self._prior.averaged(1 + len(self._others.known))
+        self.training.averaged(1 + len(self._others.known))
         if self.sharing is not None:
             if isinstance(self.mode, PacedMode):
                 self.sharing.averaged(self.history.round, self._others.online_now())
@@ -617,13 +569,14 @@ class Engine:
         mass must stay here for the next round, or it would be passed on for ever without being trained.
         """
         trim_heap()  # return what gossip has freed since the last round
-        self._take_samples()
+        self.training.take_samples()
         before = self._privacy.values_before_training(self.network)
+        if self.sharing is not None:
+            self.sharing.before_training()
         metrics = self.learner.train(self.settings.every)
         self._privacy.release(self.network, before)
         self.history.round += 1
-        if self._prior is not None:
-            self._prior.trained(self.gossiper)
+        self.training.trained(self.gossiper)
         if self.sharing is not None:
             self.sharing.trained(metrics, self.gossiper)
         if isinstance(self.mode, RoundsMode | ServerMode):
@@ -635,44 +588,6 @@ class Engine:
             self.gossiper.tick(self.machine.monotonic())
         self.view = self._make_view()
         return metrics
-
-    def _take_samples(self) -> None:
-        """Let the learner take the samples that have arrived since the last round, if it can."""
-        learner = self.learner
-        if not isinstance(learner, SampleTaker) or learner.data is None:
-            return
-        try:
-            if (samples := learner.data()) is not None:
-                learner.add_samples(*samples)
-        except Exception as error:  # the function may be a user's own, and raise anything
-            self._sample_errors += 1
-            if is_milestone(self._sample_errors):
-                _log.warning(
-                    "peer %s: new samples are left out: %s: %s (%d times so far)",
-                    self.name, type(error).__name__, error, self._sample_errors,
-                )  # fmt: skip
-
-    @property
-    def has_twin(self) -> bool:
-        """Whether this peer measures what it gains by taking part."""
-        return self._twin is not None
-
-    def train_twin(self) -> None:
-        """Train the lone twin, if there is one, for as many rounds as the peer.
-
-        Called when the pushes after a round are sent, so that other peers need not wait for the twin. If a
-        crash comes between the two, the twin trains two rounds the next time.
-        """
-        if self._twin is not None:
-            while self._twin.trainings < self.history.round:
-                self._twin.train(self.settings.every)
-
-    def measure_gain(self) -> Gain | None:
-        """Test the peer and its lone twin; None if it has no twin."""
-        if self._twin is None:
-            return None
-        self.train_twin()
-        return self._twin.gain()
 
     def _is_averaged(self) -> bool:
         if isinstance(self.mode, RoundsMode | ServerMode):
@@ -709,12 +624,12 @@ class Engine:
             self.last_contact = last_contact
         for event in events:
             self._apply(event)
+        if events:
+            self.inbound_limits.adjust(self._reassembler, len(self._others.known))
         if self.bootstrap.waiting and not self.history.round:
             self._follow_plan()  # a newcomer: others have a plan already
-        self.inbound_limits.adjust(self._reassembler, len(self._others.known))
         for model, packet in packets:
             self._receive(model, packet, now)
-        self._mute_quarantined(now)
         self._start_from_initial_estimates(now)
         self.bootstrap.update(self.gossiper, self._others, now)
         self.gossiper.tick(now)
@@ -832,7 +747,7 @@ class Engine:
     def last_session_goodbye(self) -> Goodbye | None:
         """The goodbye of this device's last session, for the card of the next."""
         goodbye = self.history.goodbye
-        return None if goodbye is None else Goodbye(**goodbye)
+        return None if goodbye is None else from_saved(Goodbye, goodbye)
 
     def keep_goodbyes(self, goodbyes: dict[str, str]) -> None:
         """Keep these goodbyes of other peers; the next turn writes them to the checkpoint."""
@@ -869,6 +784,8 @@ class Engine:
         models = (*gossiper.models, *gossiper.retired_models)
         accounts = {model: gossiper.account(model) for model in models}
         gives = (transfer.give for transfer in gossiper.ledger.open.values())
+        if (forgotten := gossiper.forgotten).injected:
+            accounts["ended models"] = forgotten
         return {
             "weight": {model: [a.held, a.open, a.injected] for model, a in accounts.items()},
             "open": [
@@ -904,14 +821,12 @@ class Engine:
             "network": self.network.flat,
             "store": self.store.snapshot(),
             "sharing": None if self.sharing is None else self.sharing.snapshot(),
-            **({} if self._prior is None else {"prior": self._prior.snapshot()}),
             "learner": self.learner.state(),
             "gossip": self.gossiper.snapshot(values=False),
             "trust": self.security_memory(),
             "releases": self._privacy.count,
-            "guards": self._guards.snapshot(self.machine.monotonic()) if self._guards else {},
             **({} if self.sharing is None else {"largest_size": self._largest_size}),
-            **({} if self._twin is None else {"twin": self._twin.state()}),
+            **self.training.snapshot(),
         }
 
     def _session_settings(self) -> dict[str, str]:
@@ -930,18 +845,15 @@ class Engine:
                 self._schemas_ever = dict(tree["schemas_ever"])
                 self._largest_size = tree.get("largest_size", 0)
                 self._describe_models()
-            if self._prior is not None:
-                self._prior.restore(tree.get("prior"))
             self._saver.require_same_models(tree, self.schemas)
             self.network.flat.copy_(tree["network"])
             self.store.restore(tree["store"])
             self.learner.restore(tree["learner"])
-            self.history, self._former_security = PeerHistory(**tree["books"]), tree["trust"]
-            self._restore_twin(tree.get("twin"))
+            self.history = from_saved(PeerHistory, tree["books"])
+            self._former_security = tree["trust"]
+            self.training.restore(tree, self.history.round)
             self._privacy.restore(tree["releases"])
-            if self._guards is not None:
-                self._guards.restore(tree["guards"], self.machine.monotonic())
-            ending = None if tree["ending"] is None else Ending(**tree["ending"])
+            ending = None if tree["ending"] is None else from_saved(Ending, tree["ending"])
             unfinished = ending is not None and ending.kind != "failed"
             former_samples = tree["samples"]
             # None after a reboot: the file may then be older than what other peers have received.
@@ -983,19 +895,9 @@ class Engine:
             self._note_end("lost", reason, tree["in_touch"]["wall"])
             text = f"continues after round {self.history.round}: {reason}"
             self.journal.add("restarted", text, log=False)
-            if self.settings.mode == "async":
+            if self.settings.paced:
                 self.gossiper.leaving = False  # only the former process was asked to leave
             self._adjust_weight(former_samples)
-
-    def _restore_twin(self, state: dict[str, Any] | None) -> None:
-        if self._twin is not None and state is not None:
-            self._twin.restore(state)
-        elif self._twin is not None and self.history.round:
-            self._twin = None
-            _log.warning(
-                "peer %s: gain was set after its first round; what it gains cannot be measured",
-                self.name,
-            )
 
     def _adjust_weight(self, former_samples: int) -> None:
         """Inject the difference in weight if the number of samples has changed since the checkpoint."""
@@ -1016,7 +918,12 @@ class Engine:
         match event:
             case Online():
                 self._note_plan(event)
-                models = event.models if self._started_together(event) else ()
+                is_banned = self.is_banned(event.peer)
+                exchanges = self._started_together(event) and not is_banned
+                models = event.models if exchanges else ()
+                if is_banned and event.peer not in self.gossiper.known_sessions():
+                    text = f"exchanges nothing with peer {event.peer}: it is banned here"
+                    self.journal.add("banned", text, peer=event.peer)
                 self.gossiper.peer_online(event.peer, event.session, models, leaving=event.leaving)
                 self._welcome(event)
             case Offline():
@@ -1034,7 +941,7 @@ class Engine:
         if self.sharing is None or event.plan is None:
             return
         try:
-            self.sharing.offer(event.plan)
+            self.sharing.offer(event.peer, event.plan)
         except ModelError as error:
             self._drop("plan", f"{event.peer}: {error}")
 
@@ -1044,14 +951,14 @@ class Engine:
         A session that joins midway starts at the first round, and both peers would wait for each other.
         """
         return (
-            isinstance(self.mode, PacedMode)
+            isinstance(self.mode, PacedMode | SteadyMode)
             or self.history.round == self.history.earlier
             or self.gossiper.known_sessions().get(event.peer) == event.session
         )
 
     def _welcome(self, event: Online) -> None:
         """Push as soon as possible to a neighbour that waits for its first value of a model."""
-        if isinstance(self.mode, PacedMode) and not event.leaving:
+        if isinstance(self.mode, PacedMode | SteadyMode) and not event.leaving:
             for model in event.models:
                 if model not in event.counting_rounds and not self._is_waiting(model):
                     self.mode.welcome(model, event.peer)
@@ -1103,31 +1010,22 @@ class Engine:
             for give in gives:
                 self._handle(give, now)
 
-    def _mute_quarantined(self, now: float) -> None:
-        """Push nothing to peers in quarantine, and note them; they stay neighbours.
-
-        In lockstep modes pushes go on: a peer in quarantine by mistake could never finish its round, and
-        neither could the peers that wait for it.
-        """
-        if self._guards is None:
-            return
-        quarantined = tuple(p for p in self._others.known if self._guards.is_quarantined(p, now))
-        for peer in sorted(set(quarantined).difference(self._quarantined)):
-            text = f"refuses peer {peer}: its guards have put it in quarantine"
-            self.journal.add("quarantined", text, peer=peer, log=False)
-        self._quarantined = quarantined
-        if self.settings.mode == "async":
-            for peer in self._others.known:
-                self.gossiper.mute(peer, peer in quarantined)
+    def is_banned(self, peer: str) -> bool:
+        """Return whether the settings ban a peer: by its name, or by the id in it."""
+        banned = self.settings.banned
+        return bool(banned) and not {peer, id_of(peer)}.isdisjoint(banned)
 
     def _drop(self, cause: str, text: str) -> None:
         """Count a dropped message; log only some of many."""
         self.dropped[cause] += 1
         count = self.dropped[cause]
-        if is_milestone(count):
-            _log.warning(
-                "peer %s dropped a message: %s: %s (%d so far)", self.name, cause, text, count
-            )
+        if should_log_repeat(count):
+            # While peers change what they share, one may push what another does not have yet; it repeats it.
+            expected = cause == "unknown-model" and self.sharing is not None
+            _log.log(
+                logging.INFO if expected else logging.WARNING,
+                "peer %s dropped a message: %s: %s (%d so far)", self.name, cause, text, count,
+            )  # fmt: skip
 
 
 def _make_mode(
@@ -1136,8 +1034,12 @@ def _make_mode(
     models: Iterable[str],
     compression: Compression,
     server_of: Callable[[str], str],
+    score: Score,
 ) -> PeerMode:
     match settings.mode:
+        case "steady":
+            fanout = settings.exchanges if "exchanges" in settings.model_fields_set else FANOUT
+            return SteadyMode(fanout, hostile=settings.hostile, score=score, key_of=id_of)
         case "async":
             return PacedMode(
                 settings.exchanges, fraction=settings.fraction, neighbours_by_step=settings.turns,
@@ -1147,6 +1049,18 @@ def _make_mode(
             sources = None
             if settings.sources is not None:
                 sources = {model: set(settings.sources) for model in models}
+            if settings.robust != "none":
+                return RobustRoundsMode(
+                    settings.exchanges,
+                    rule=settings.robust,
+                    hostile=settings.hostile,
+                    sources=sources,
+                )
             return RoundsMode(settings.exchanges, sources=sources)
         case "server":
-            return ServerMode(name, {model: server_of(model) for model in models}, server_of)
+            servers = {model: server_of(model) for model in models}
+            if settings.robust != "none":
+                return RobustServerMode(
+                    name, servers, server_of, rule=settings.robust, hostile=settings.hostile
+                )
+            return ServerMode(name, servers, server_of)

@@ -21,16 +21,15 @@ from typing import Any, Final, Protocol
 from torch import Tensor
 
 from ..gossip import Hook, Transport, TransportError, Will, topics
-from ..models import Gain, Learner, Metrics, predicted_classes
-from .answers import NetworkCopy, NetworkFile
+from ..models import Gain, Learner, Metrics, as_record, predicted_classes
 from .engine import Engine
 from .exits import GoodbyeNotDelivered, NotSaved, PeerError, Replaced, first_error
-from .expiry import Reminders
 from .link import Link, Record, SessionOver
-from .machine import Machine, Worker
+from .machine import Machine, Worker, from_saved
 from .membership import (
     HAND_OVER_SHARE,
     Credentials,
+    Reminders,
     Settling,
     claim_name,
     deliver_goodbye,
@@ -41,6 +40,7 @@ from .membership import (
 )
 from .presence import Phase, Status
 from .settings import FOREVER, Limits, Settings
+from .store import NetworkCopy, NetworkFile
 
 _log = logging.getLogger(__name__)
 
@@ -371,10 +371,9 @@ class Peer:
             async with link.transport as transport:
                 connected = True
                 try:
-                    for kind in ("card", "status", "death"):
-                        await transport.subscribe(topics.every(self.settings.swarm, kind))
+                    presence = link.presence_patterns(("card", "status", "death"))
                     inboxes = topics.inboxes(self.settings.swarm, self.name)
-                    for pattern in (inboxes, *link.security.patterns()):
+                    for pattern in (*presence, inboxes, *link.security.patterns()):
                         await transport.subscribe(pattern)
                     return await self._run_states(link)
                 except BaseException as error:
@@ -426,6 +425,7 @@ class Peer:
             "lease": link.renew_lease(),
             "status": link.keep_status(),
             "card": link.keep_card(),
+            "ask": link.ask_for_missing(),
             "summary": link.keep_summary(),
             "reminders": self._remind(),
         }
@@ -515,8 +515,8 @@ class Peer:
         self._training = await link.worker.run(link.engine.train)
         link.wake()
         await link.next_turn()  # sends the pushes, and processes what arrived during training
-        if link.engine.has_twin:
-            await link.worker.run(link.engine.train_twin)
+        if link.engine.training.has_twin:
+            await link.worker.run(link.engine.training.train_twin, link.view.round)
         return Event.TRAINED
 
     async def _average(self, link: Link) -> Event:
@@ -604,9 +604,10 @@ class Peer:
         """
         test = await link.worker.run(self.learner.test)
         self._progress.accuracy = test.accuracy
-        record = {"accuracy": test.accuracy, "loss": test.mean_loss}
-        if link.engine.has_twin:
-            self._progress.gain = await link.worker.run(link.engine.measure_gain)
+        record = as_record(test)
+        training = link.engine.training
+        if training.has_twin:
+            self._progress.gain = await link.worker.run(training.measure_gain, link.view.round)
         if (gain := self._progress.gain) is not None:
             record |= {"alone_accuracy": gain.alone_accuracy, "alone_loss": gain.alone_loss}
         await link.publish_record(record)
@@ -654,7 +655,7 @@ class Peer:
             await link.save()  # before the report: a restarted process must write the same one
         if failure is not None:
             raise failure
-        report = Report(**ending.report)
+        report = from_saved(Report, ending.report)
         if counters := {**report.dropped, **report.transport}:
             text = ", ".join(f"{cause} {count}" for cause, count in sorted(counters.items()))
             _log.info("peer %s: counters of this session: %s", self.name, text)

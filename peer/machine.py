@@ -22,10 +22,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import cache, partial
 from math import inf
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ from safetensors.torch import save_file
 from gossamer.files import FileLock, atomic_path
 
 from .exits import NotSaved, PeerError
+from .presence import SINCE
 from .settings import Limits, Settings
 
 _log = logging.getLogger(__name__)
@@ -191,7 +193,8 @@ trim_heap = HeapTrimmer(_malloc_trim())
 
 
 FORMAT = "gossamer-checkpoint-4"
-"""Identifies the file format of checkpoints."""
+"""Identifies the file format of checkpoints. It is that of version 1.0, which every later version reads: a
+key that a version adds has a default for files without it, and keys that it does not know are ignored."""
 _REMEDY = "move it away to start without it, or restore a copy"
 
 
@@ -231,6 +234,18 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
         raise PeerError(
             f"{path}: cannot be read as a checkpoint, it may be truncated: {error}; {_REMEDY}"
         ) from None
+
+
+def from_saved(datatype: type[T], table: Mapping[str, Any]) -> T:
+    """Return a dataclass whose fields a checkpoint or report has; those of a later version are ignored.
+
+    Raises TypeError if a field of version 1.0 is missing; those added later have defaults (see SINCE).
+    """
+    known = fields(cast("Any", datatype))
+    missing = [e.name for e in known if e.name not in table and SINCE not in e.metadata]
+    if missing:
+        raise TypeError(f"{datatype.__name__} without {missing[0]}")
+    return datatype(**{each.name: table[each.name] for each in known if each.name in table})
 
 
 def _checksum(text: str, tensors: dict[str, torch.Tensor]) -> str:

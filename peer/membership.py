@@ -2,7 +2,8 @@
 
 To join, it needs valid credentials (with trust), a free name, all expected peers online, and the same partial
 models as they have. It leaves when all peers have finished and agree, or earlier when it is asked to; then it
-publishes a goodbye. Every wait in this module has a timeout.
+publishes a goodbye. Every wait in this module has a timeout. Reminders tell what will expire: its invitation,
+and the certificates of its connection.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -31,10 +32,53 @@ from .engine import Ending
 from .exits import PeerError, Replaced, peer_errors
 from .link import Link, SessionOver
 from .presence import Event, Status
-from .settings import Settings
-from .sharing import AUTO_MODELS
+from .settings import AUTO_MODELS, Settings
 
 _log = logging.getLogger(__name__)
+
+DAY = 86400.0
+NOTICE = 7 * DAY
+"""Seconds before its end from which on something is mentioned, once a day."""
+
+
+class Reminders:
+    """Logs what expires within a week, once a day.
+
+    peer: for log lines. ends: what expires, with the remedy, and when, in seconds since 1970.
+    """
+
+    def __init__(self, peer: str, ends: Mapping[str, float]) -> None:
+        self._peer, self._ends = peer, dict(ends)
+        self._last = -inf
+
+    def check(self, now: float) -> None:
+        """Log everything that has less than a week left, if the last time was a day ago; now: wall clock."""
+        due = {what: end for what, end in self._ends.items() if end - now < NOTICE}
+        if not due or 0 <= now - self._last < DAY:
+            return
+        self._last = now
+        for what, end in due.items():
+            left = end - now
+            when = "has expired" if left <= 0 else f"expires in {_duration(left)}"
+            _log.warning("peer %s: %s", self._peer, what.replace("expires", when, 1))
+
+
+def _duration(seconds: float) -> str:
+    """Return `3 days` or `5 hours`."""
+    number, unit = (seconds / DAY, "day") if seconds >= 2 * DAY else (seconds / 3600, "hour")
+    return f"{int(number)} {unit}{'' if int(number) == 1 else 's'}"
+
+
+def certificate_end(path: Path) -> float | None:
+    """Return when the first certificate in a PEM file expires; None if it cannot be read."""
+    from cryptography import x509
+
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError):
+        return None  # connecting with it will say what is wrong
+    return certificate.not_valid_after_utc.timestamp()
+
 
 WAIT_LOG_INTERVAL = 5.0
 """Seconds between two log lines about the expected peers that are missing."""
@@ -92,6 +136,11 @@ def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
             link.name,
         )
         return NullSecurity(link.name)
+    if link.settings.mode != "steady":
+        _log.info(
+            "peer %s: in %s mode every member is trusted with the average; if some may be hostile, use "
+            'mode = "steady"', link.name, link.settings.mode,
+        )  # fmt: skip
     later_models = AUTO_MODELS if link.settings.sharing == "auto" else ()
     with peer_errors(link.name):
         return SwarmSecurity(
@@ -135,7 +184,7 @@ async def wait_for_others(link: Link) -> None:
     settings, view = link.settings, link.view
     if not (settings.founder and not link.engine.returning):
         # In lockstep modes a late peer was refused above, so all peers start together and found.
-        await _begin_counting(link, as_founder=settings.mode != "async" and bool(view.waiting))
+        await _begin_counting(link, as_founder=not settings.paced and bool(view.waiting))
     deadline = link.machine.monotonic() + settings.silence
     while link.view.waiting and link.machine.monotonic() < deadline:
         await link.next_turn()
@@ -159,12 +208,15 @@ async def _begin_counting(link: Link, *, as_founder: bool) -> None:
 
 
 async def _wait_for_expected(link: Link) -> None:
-    """Wait until all peers of `expect` are online; PeerError after start_timeout."""
+    """Wait until all peers of `expect` are online, on a graph those that are neighbours; PeerError after
+    start_timeout."""
     settings = link.settings
     start = last_log = link.machine.monotonic()
     # A returning peer does not wait: some expected peers may have finished. A new lockstep session does.
-    rejoins = link.engine.returning and (link.engine.restored or settings.mode == "async")
+    rejoins = link.engine.returning and (link.engine.restored or settings.paced)
     expected = set() if rejoins else set(settings.expect) - {link.name}
+    if settings.watched is not None:
+        expected &= settings.watched
     while missing := sorted(expected - link.roster.online_with_card()):
         _refuse_mismatch(link)  # an expected peer may have left again because of a mismatch
         now = link.machine.monotonic()
@@ -250,7 +302,7 @@ def _name_taken(link: Link, status: Status) -> str:
 
 def _refuse_midway(link: Link, others_are_ahead: bool) -> None:
     """Raise PeerError if other peers already train in a lockstep mode (rounds or server)."""
-    if link.settings.mode != "async" and not link.engine.restored and others_are_ahead:
+    if not link.settings.paced and not link.engine.restored and others_are_ahead:
         raise PeerError(
             f"peer {link.name}: swarm {link.settings.swarm!r} is already training in "
             f"{link.settings.mode} mode, which cannot be joined midway; use async mode, or start together"
@@ -351,7 +403,7 @@ class Settling:
             link.wake()
             await link.next_turn()
             # Push less often while other peers train: each push costs them time.
-            others_train = bool(link.roster.still_training())
+            others_train = link.others_train()
             if others_train:
                 self._deadline = self._now() + self._settings.settle_timeout
             await asyncio.sleep(10 * tick if others_train else tick / 5)
@@ -364,7 +416,7 @@ class Settling:
         link = self._link
         if link.view.waiting:
             return False  # our own weight must count first
-        if link.roster.still_training():
+        if link.others_train():
             return False
         return not link.roster.online() or await self._agrees(self._settings.settle_tolerance)
 
@@ -382,12 +434,7 @@ class Settling:
         return self._all_done() or await self._lost_agreement()
 
     def _all_done(self) -> bool:
-        """Return whether all peers that are online are done, and no offline peer may come back to train."""
-        roster = self._link.roster
-        return (
-            all(s.phase == "done" for s in roster.online().values())
-            and not roster.offline_unfinished()
-        )
+        return self._link.all_done()
 
 
 async def hand_over(link: Link) -> None:

@@ -5,8 +5,10 @@ on all peers) and a *status* (whether it is online, its session, and its phase).
 to offline. The roster reads the other peers' cards and statuses and turns them into events for the engine;
 each change is logged in one line with its cause.
 
-Every client of the broker can publish anything under any name. Therefore payloads are validated strictly:
-only the exact form that `encode` writes is accepted as a card or a status.
+Every client of the broker can publish anything under any name. Therefore payloads are validated strictly: a
+card or a status needs all fields of version 1.0, each of the right type. Peers of different versions may
+share a swarm: fields that this version does not know are ignored, and a field that was added after 1.0 has
+its default if the sender does not know it.
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from math import inf
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from gossamer.logs import is_milestone
+from gossamer.logs import should_log_repeat
 
 from ..gossip import SchemaEntry, check_name, is_reclaimed_row, is_verdict_row, schema_difference
 from ..gossip.security import Death, TrustError
@@ -34,7 +36,7 @@ Phase = Literal["starting", "training", "settling", "done"]
 State = Literal["online", "offline", "left"]
 Statement = list[list[Any]]
 """Rows of a session's ledger; see Goodbye."""
-T = TypeVar("T", "Card", "Status")
+T = TypeVar("T", bound="Card | Status")
 
 MAX_KEPT_BYTES = 32 << 10
 """Most bytes of other peers' goodbyes on one card. The newest are kept: a goodbye is useful only until the
@@ -146,6 +148,8 @@ class Status:
     statement, reclaimed: only in a goodbye; see Goodbye.
     leaving: the peer is online but about to leave, and accepts no more mass.
     counts: the partial models in which the peer's own weight counts, and for how many rounds it has counted.
+    hops: on a graph, how far the peer knows of others from its neighbours: all peers less than so many links
+        away have trained, and are done. 0: it has not, or is not, itself.
     """
 
     state: State
@@ -157,6 +161,7 @@ class Status:
     counts: dict[str, Count] = field(default_factory=dict)
     generation: Generation = 1
     reclaimed: Reclaimed = field(default_factory=list)
+    hops: tuple[Count, Count] = (0, 0)
 
     def encode(self) -> bytes:
         """Return the status as JSON."""
@@ -165,24 +170,35 @@ class Status:
 
 def read_card(payload: bytes) -> Card | None:
     """Return the card in a payload; None if the payload is not a valid card."""
-    return _read(_CARD, Card, payload)
+    return read_presence(Card, payload)
 
 
 def read_status(payload: bytes) -> Status | None:
     """Return the status in a payload; None if the payload is not a valid status."""
-    return _read(_STATUS, Status, payload)
+    return read_presence(Status, payload)
 
 
-_CARD, _STATUS = TypeAdapter(Card), TypeAdapter(Status)
+SINCE = "since"
+"""The key in the metadata of a field that was added after 1.0 to something that peers publish or save, with
+the version that added it: `field(default=0.0, metadata={SINCE: "1.1"})`. Where such a field is missing, it
+has its default."""
 
 
-def _read(adapter: TypeAdapter[T], message_type: type[T], payload: bytes) -> T | None:
+def read_presence(message_type: type[T], payload: bytes) -> T | None:
+    """Return the card or status in a payload; None if a field is invalid, or one of 1.0 is missing."""
+    adapter, required = _form_of(message_type)
     try:
         message = adapter.validate_json(payload, strict=True)
     except ValidationError:
         return None
-    names = {each.name for each in fields(message_type)}
-    return message if names <= json.loads(payload).keys() else None
+    return message if required <= json.loads(payload).keys() else None
+
+
+@cache
+def _form_of(message_type: type[Any]) -> tuple[TypeAdapter[Any], frozenset[str]]:
+    """Return what validates a card or status, and the names of the fields that it must have."""
+    names = (each.name for each in fields(message_type) if SINCE not in each.metadata)
+    return TypeAdapter(message_type), frozenset(names)
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
@@ -555,6 +571,23 @@ class Roster:
             and entry.phase != "done"
         ]
 
+    def hops(self, phase: Phase, most: int) -> tuple[int, int]:
+        """Return `Status.hops` of a peer in this phase, by the statuses of its neighbours; `most` at most.
+
+        Each peer is one link farther from a peer that trains than the nearest of its neighbours is, so the
+        numbers of all peers grow as soon as the last one has finished.
+        """
+        online = self.online().values()
+        trained = 0
+        if phase not in ("starting", "training"):
+            trained = 1 + min((status.hops[0] for status in online), default=most)
+        done = [s.hops[1] if s.phase == "done" else 0 for s in online]
+        done += [0 for _ in self.offline_unfinished()]
+        return (
+            min(most, trained),
+            0 if phase != "done" else min(most, 1 + min(done, default=most)),
+        )
+
     def online_with_card(self) -> set[str]:
         """Return the peers that are online and have published the card of their session."""
         return {
@@ -565,6 +598,19 @@ class Roster:
             and entry.status
             and entry.card.session == entry.status.session
         }
+
+    def unknown(self, names: Iterable[str]) -> list[str]:
+        """Return the peers without a card, or without a status, or whose card is of another session.
+
+        Looked for among these names, and among peers that are online.
+        """
+        online = (peer for peer, entry in self._entries.items() if entry.is_online)
+        complete = {
+            peer
+            for peer, entry in self._entries.items()
+            if entry.card and entry.status and entry.card.session == entry.status.session
+        }
+        return sorted({*names, *online} - complete - {self.peer})
 
     def session_start(self, peer: str) -> float | None:
         """Return when the session on a peer's card began; None if no card is known."""
@@ -613,7 +659,7 @@ class Roster:
         cause = f"unreadable-{message.replace(' ', '-')}"
         self.dropped[cause] += 1
         count = self.dropped[cause]
-        if is_milestone(count):
+        if should_log_repeat(count):
             _log.warning(
                 "peer %s published a %s that cannot be read; it is ignored (%d so far)",
                 peer, message, count,
@@ -714,3 +760,13 @@ def _is_late(status: Status, before: Status | None, entry: _Entry) -> bool:
     if status.state == "left":
         return status.session == entry.former_session
     return status.state == "offline"
+
+
+def first_of(names: Collection[str]) -> str:
+    """Return the first of some peers, in the order in which they make plans and are servers."""
+    return min(names, key=in_order)
+
+
+def in_order(name: str) -> tuple[int, str]:
+    """Return a key that sorts the names 0, 1, … 10, as a swarm's peers are named, by their numbers."""
+    return len(name), name

@@ -15,95 +15,34 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from gossamer.entry import call_entry
 from gossamer.errors import GossamerError
-from gossamer.files import write_atomically
+from gossamer.files import RecordFile, write_atomically
 from gossamer.logs import log_to_stderr
 
 from ..models import Learner
-from .address import BrokerAddress, mqtt_connect
-from .answers import NetworkFile
 from .bootstrap import load_trained
-from .exits import ExitCode, PeerError, first_error, stop_signals
-from .expiry import certificate_end
+from .exits import ExitCode, PeerError, first_error, report_alive, stop_signals
 from .lifecycle import Connect, Peer, Report
-from .machine import Machine
-from .prometheus import serve_metrics, summary_families
-from .records import RecordFile
-from .service import report_alive
-from .settings import Limits, Settings
+from .machine import Machine, from_saved
+from .membership import certificate_end
+from .monitoring import serve_metrics, summary_families
+from .settings import Limits
+from .spec import LOG_JSON, WITH_PARENT, BrokerAddress, PeerSpec, ProcessSpec, mqtt_connect
+from .store import NetworkFile
 
 _log = logging.getLogger(__name__)
 
-WITH_PARENT = "--with-parent"
-"""Option of the command line: the peers leave at end of file on standard input. Do not use it for peers
-that a person or an init system starts: their standard input may be closed from the start."""
-
-
-LOG_JSON = "--log-json"
-"""Option of the command line: log lines are JSON objects."""
-
-
-@dataclass(frozen=True)
-class PeerSpec:
-    """One peer of a process: its name, its learner, its settings and its initial parameters.
-
-    name: the peer's name, also the prefix of its files' names; with trust, the label of its key.
-    entry: `module:function`; the function is called with `arguments` and returns a Learner.
-    samples: its weight in the average, used only if settings.weights is "samples".
-    seed: of its random choices, such as the neighbours to push to; give each peer a different one.
-    network: a safetensors file with initial parameters; set settings.trained if they come from earlier
-        training.
-    """
-
-    name: str
-    entry: str
-    arguments: dict[str, Any]
-    settings: Settings
-    samples: int = 1
-    seed: int = 0
-    network: str | None = None
-
-
-@dataclass(frozen=True)
-class ProcessSpec:
-    """What a process runs: its peers, their broker, and the folder of their results.
-
-    threads: number of torch's threads, shared by all peers of the process.
-    """
-
-    broker: BrokerAddress
-    folder: str
-    peers: list[PeerSpec] = field(default_factory=list)
-    threads: int = 1
-
-    def write(self, path: Path) -> None:
-        """Write the spec as JSON that only this user can read: it may contain the broker's password."""
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "wb") as out:
-            os.fchmod(out.fileno(), 0o600)  # also if the file existed with other permissions
-            out.write(TypeAdapter(ProcessSpec).dump_json(self, indent=1))
-
-    @classmethod
-    def read(cls, path: Path) -> ProcessSpec:
-        """Read a spec that `write` wrote. A PeerError names a file that is missing or not such a spec."""
-        try:
-            return TypeAdapter(cls).validate_json(path.read_bytes())
-        except OSError as error:
-            raise PeerError(f"{path}: cannot be read ({error.strerror})") from None
-        except ValidationError as error:
-            # Without the values: the broker's password may be one of them.
-            first = error.errors(include_input=False, include_url=False)[0]
-            key = ".".join(map(str, first["loc"])) or "the file"
-            raise PeerError(f"{path}: not the spec of a process: {key}: {first['msg']}") from None
+MAX_RECORDS_BYTES = 10_000_000
+"""The size at which a peer begins a new file of records; it keeps one former file. A record has about 500
+bytes: this is days of a peer that trains once in ten seconds."""
 
 
 def certificate_ends(broker: BrokerAddress) -> dict[str, float]:
@@ -152,7 +91,7 @@ async def run_peer(
         folder / f"{spec.name}.safetensors", spec.settings.save_network_every,
         spec.entry, spec.arguments,
     )  # fmt: skip
-    with RecordFile(folder / f"{spec.name}.jsonl") as metrics:
+    with RecordFile(folder / f"{spec.name}.jsonl", limit=MAX_RECORDS_BYTES) as metrics:
         peer = Peer(
             spec.name, learner, spec.settings, connect,
             samples=spec.samples, seed=spec.seed, on_record=metrics.write,
@@ -174,7 +113,7 @@ def finished_report(folder: Path, name: str) -> Report | None:
     if (folder / f"{name}.checkpoint").exists():
         return None
     try:
-        report = Report(**json.loads((folder / f"{name}.report.json").read_text("utf-8")))
+        report = from_saved(Report, json.loads((folder / f"{name}.report.json").read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
     return report if report.ended == "finished" else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 from typing import Annotated, Final, Literal
 
@@ -21,6 +22,7 @@ from ..gossip import (
     RetryPolicy,
     SettingsTable,
     alternatives,
+    needed_neighbours,
     table_of,
 )
 from ..gossip.security import GuardSettings
@@ -71,6 +73,10 @@ class ScheduleSettings(SettingsTable):
     def last_round(self) -> float:
         """The number of the last round; infinity if there is none."""
         return inf if self.rounds == FOREVER else self.rounds
+
+
+AUTO_MODELS = ("global*", "group*", "statistics-*")
+"""Patterns of the names of all partial models that peers begin by themselves, for their invitations."""
 
 
 class SharingSettings(SettingsTable):
@@ -147,38 +153,15 @@ class LifecycleSettings(SettingsTable):
         return self.lease + 2.0 * self.asleep
 
 
-class SampleSettings(SettingsTable):
-    """New samples for a peer that is running."""
-
-    samples_folder: str | None = None
-    """A folder in which new training samples arrive while the peer runs, a path relative to the device's
-    file: .npz files with the arrays x and y. It is looked through between two rounds, and at the start, the
-    newest files first until `window` is full; files are not removed. A file that cannot be used is logged and
-    left out until it changes. Write a file under another ending and rename it, so that it is never half
-    there. Accuracy is still measured on the test samples that the learner was made with."""
-    window: Count | None = None
-    """How many training samples the peer keeps: the newest. Set it when new samples arrive for ever; lower it
-    to forget faster when the data change."""
-
-
-class DiscoverySettings(SettingsTable):
-    """Whether a peer appears in a home automation system."""
-
-    discovery: bool = False
-    """Whether the peer publishes its state, round and accuracy as plain JSON, with the MQTT discovery records
-    of Home Assistant, in which it then appears as a device. Neither is signed, also with trust: anyone who
-    reaches the broker can read and forge what Home Assistant shows. A broker with access rules needs
-    `gossamer broker --acl … --discovery`."""
-
-
 class NeighbourSettings(SettingsTable):
     """A peer's neighbours and its role towards them. `gossamer swarm`, and a device that joins with a config,
     compute these settings from the config's graph and names; a device without a config has them in its
     file."""
 
     exchanges: Count = 2
-    """async: neighbours that a peer pushes to after every round of training; rounds: exchanges per
-    averaging. Raise it if peers disagree too much while training, at that many more messages."""
+    """async: neighbours that a peer pushes to after every round of training; steady: the same, 4 by default;
+    rounds: exchanges per averaging. Raise it if peers disagree too much while training, at that many more
+    messages."""
     neighbours: Names | None = None
     """Peers to push to; all peers that share a partial model if left out."""
     sources: Names | None = None
@@ -186,6 +169,10 @@ class NeighbourSettings(SettingsTable):
     turns: Annotated[tuple[Names, ...], Field(strict=False)] = ()
     """async, on a graph that changes over time: the neighbours of the first push, of the second, and so on,
     repeated cyclically."""
+    hops: Annotated[int, Field(ge=1)] = 16
+    """With `neighbours`: how many links away the farthest peer of the swarm may be. A peer on a graph hears
+    of its neighbours alone, and ends when it knows from them that all peers within so many links have
+    finished. Raise it on a larger graph; one that is too large costs a few more statuses at the end."""
     servers: Mapping[str, str] = {}
     """server mode: the peer that averages each partial model. With `sharing = "auto"` the first peer that has
     a model averages it."""
@@ -205,7 +192,7 @@ class ProtectionSettings(SettingsTable):
     """Bounds on the values that other peers may send, as in `{distance = 2.0}`: see gossip/security/guards.py
     for all keys. If left out: the default bounds with trust (but not with `private`, whose masks look like
     attacks), and none without trust; "off" for none. With `sharing = "auto"` the default is wider, a
-    `distance` of 1 and no `outlier`: peers with different tasks would quarantine each other before they
+    `distance` of 1 and no `outlier`: peers with different tasks would refuse each other before they
     part."""
     private: Mapping[str, float] = {}
     """Lockstep modes with trust: partial models whose values are masked while they are averaged, and the
@@ -278,19 +265,34 @@ class Limits:
     """When to repeat a transfer, and when to ask for it back."""
 
 
-class Settings(
+class DeviceSettings(
     ScheduleSettings,
     SharingSettings,
     PriorSettings,
     GossipSettings,
     LifecycleSettings,
-    SampleSettings,
-    DiscoverySettings,
     NeighbourSettings,
-    ProtectionSettings,
-    CredentialSettings,
     MatchingSettings,
 ):
+    """The settings of a peer that are keys at the top of a device's file; `[trust]` has the others."""
+
+    samples_folder: str | None = None
+    """A folder in which new training samples arrive while the peer runs, a path relative to the device's
+    file: .npz files with the arrays x and y. It is looked through between two rounds, and at the start, the
+    newest files first until `window` is full; files are not removed. A file that cannot be used is logged and
+    left out until it changes. Write a file under another ending and rename it, so that it is never half
+    there. Accuracy is still measured on the test samples that the learner was made with."""
+    window: Count | None = None
+    """How many training samples the peer keeps: the newest. Set it when new samples arrive for ever; lower it
+    to forget faster when the data change."""
+    discovery: bool = False
+    """Whether the peer publishes its state, round and accuracy as plain JSON, with the MQTT discovery records
+    of Home Assistant, in which it then appears as a device. Neither is signed, also with trust: anyone who
+    reaches the broker can read and forge what Home Assistant shows. A broker with access rules needs
+    `gossamer broker --acl … --discovery`."""
+
+
+class Settings(DeviceSettings, ProtectionSettings, CredentialSettings):
     """All settings of a peer except its network, its data and its broker."""
 
     swarm: str = "swarm"
@@ -308,6 +310,17 @@ class Settings(
     join --replace."""
 
     @property
+    def watched(self) -> frozenset[str] | None:
+        """The peers whose cards and statuses this peer follows: its neighbours, on a graph; None for all.
+
+        All peers are followed if peers decide what they share: they elect the one that plans, and groups form
+        among peers that are not neighbours. In server mode too, where servers need not be neighbours.
+        """
+        if self.neighbours is None or self.sharing == "auto" or self.mode == "server":
+            return None
+        return frozenset((*self.neighbours, *(self.sources or ()), *chain(*self.turns)))
+
+    @property
     def bounds(self) -> GuardSettings | None:
         """The guards' bounds, or None without guards."""
         if self.guards is not None:
@@ -320,9 +333,40 @@ class Settings(
         """Return which of these settings exclude each other, and what to do about it; None if none do."""
         private, compress = bool(self.private), self.compress is not None
         auto, counts = self.sharing == "auto", self.prior == "auto"
-        lockstep = self.mode != "async"
+        lockstep, steady = not self.paced, self.mode == "steady"
+        robust = self.robust != "none"
+        needed = needed_neighbours(self.hostile)
         before, masks = "a network that was trained before", "private averaging"
         reasons = {
+            f"robust: it is for the modes rounds and server, not for {self.mode}; leave it out":
+                robust and not lockstep,
+            "robust: values are combined without weight; leave compress, private and weights out":
+                robust and (compress or private or self.weights == "samples"),
+            "robust: one hostile member could decide what all share; leave sharing out":
+                robust and auto,
+            "robust: class counts are averaged with weight; use prior own":
+                robust and counts,
+            "steady mode: a compressor's error stays with weight, and values have none; leave compress out":
+                steady and compress,
+            "steady mode: neighbours judge values by the last ones that they saw; leave drift out":
+                steady and self.drift is not None,
+            'steady mode: members could claim any number of samples; set weights = "peers"':
+                steady and self.weights == "samples",
+            "steady mode: one hostile member could decide what all share; leave sharing out":
+                steady and auto,
+            "steady mode: cells are matched by averages with weight; leave matching and trained out":
+                steady and (bool(self.matching) or self.trained),
+            "steady mode: class counts are averaged with weight; use prior own":
+                steady and counts,
+            "steady mode: neighbours change before they are known well enough to be judged; leave turns out":
+                steady and bool(self.turns),
+            "steady mode: on a directed graph a peer cannot choose whom it listens to; leave sources out":
+                steady and self.sources is not None
+                and set(self.sources) != set(self.neighbours or ()),
+            f"steady mode: to withstand {self.hostile} hostile neighbours a peer needs {needed}, and it has "
+            f"{len(self.neighbours or ())}; lower hostile, or name more neighbours":
+                steady and self.hostile != "auto" and self.neighbours is not None
+                and len(self.neighbours) < needed,
             f"{before}: its values would be sent without noise; leave out dp, or start untrained":
                 self.trained and self.dp is not None,
             f"{before}: its cells are matched when it joins, and no peer joins midway in {self.mode} mode; "

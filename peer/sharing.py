@@ -1,10 +1,12 @@
 """A live peer's part in deciding what its swarm shares; see `models/sharing`.
 
 What peers measure is one more vector that gossip averages, beside the partial models: its name begins with
-`statistics`. The plan that a peer follows is on its card. The online peer with the lowest name makes the next
-plan; all others follow the newest plan that they find on any card. If the peer that makes plans dies, the
-next one goes on with what the last plan says. When peers do not agree on who is online, there can be two
-plans of one version for a moment: the one of the lower name holds.
+`statistics`. A plan is on the card of the peer that made it, so with trust it has its maker's signature. The
+cards of others say whose plan they follow. Of the online peers that follow a plan, the one with the lowest
+name makes the next; all others follow the newest one. If the peer that made the plan is gone, the next one in
+that order announces the same plan as its own, so that newcomers find it, and goes on with it. When peers do
+not agree on who is online, there can be two plans of one version for a moment: the one of the lower name
+holds.
 
 Partial models have the name of their assignment in their own names, so peers that follow different plans
 never average values of different meaning.
@@ -27,7 +29,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -52,32 +53,31 @@ from ..models.sharing import (
     Statistics,
     check_learner,
     frozen_parts,
+    untrained_text,
 )
 from .exits import PeerError
-from .means import SwarmMean
-from .presence import Online
+from .presence import Online, first_of, in_order
 from .settings import Settings
-from .store import MatchedStore
+from .store import MatchedStore, SwarmMean
 
 _log = logging.getLogger(__name__)
 
-AUTO_MODELS = ("global*", "group*", "statistics-*")
-"""Patterns of the names of all partial models that peers begin by themselves, for their invitations."""
 MAX_VERSIONS = 10**6
 """How many versions a plan may be ahead of the newest one that is known. Far more than a peer can miss, and
 far less than it would take to use up the numbers of versions, so that nobody can make the last plan."""
 
-ASYNC_OPTIONS = AutoOptions(latest=8, every=10, settle=8)
-"""In async mode a round's pushes reach only a few peers, so what is measured needs more rounds to travel."""
 SPREAD = 4
-"""In async mode, rounds in which the values of a plan's first round travel before losses are measured."""
-ENOUGH = 0.75
-"""In async mode, the share of online peers whose losses must have arrived for a decision."""
+"""In async mode a round's pushes reach only a few peers. These are the rounds in which values, and then
+losses, usually reach all of them. A plan ends as soon as they have."""
+MAX_UNEVEN = 3.0
+"""Losses are measured when the values of no peer count more than this many times as much as those of another:
+a mean in which a peer's own values count most makes small groups look too good."""
+ASYNC_OPTIONS = AutoOptions(every=2 * SPREAD, settle=2 * SPREAD)
 
+MAX_SENTENCES = 4
+"""The most decisions that a peer's metrics tell."""
 MAX_REPORTED = 1000
 """The most decisions, and the most comparisons, that are kept for the report of a peer that runs for ever."""
-MIN_TRIALS = 2
-"""Rounds in which a newcomer tries the values of a group before it prefers it."""
 
 
 class LiveSharing:
@@ -98,13 +98,22 @@ class LiveSharing:
         self._lockstep = settings.mode != "async"
         self._options = AutoOptions() if self._lockstep else ASYNC_OPTIONS
         network = learner.network
+        given, slicing = network.averaged_models, network.slicing
+        every = int(slicing.anatomy.first_cells[-1])
+        if any(sum(map(len, slicing.cells[model])) < every for model in given):
+            raise PeerError(
+                f"peer {name}: its network has partial models of its own ({', '.join(sorted(given))}), and "
+                'live peers with sharing = "auto" begin by sharing every cell: leave out one of them'
+            )
         self._anatomy = network.slicing.anatomy.with_norm_parts(norm_layers(network.module))
         self._member: SharingMember | None = None
         self._planner: Planner | None = None
         self._newest: tuple[Plan, str] | None = None
         """The newest plan that is known, and the name of the peer that made it."""
         self._made_by = ""
-        """The name of the peer that made the plan that is followed."""
+        """The name of the peer that made the plan that is followed, or announced it again."""
+        self._highest = -1
+        """The highest version of a plan that anybody follows."""
         self._statistics: SwarmMean | None = None
         """What all peers have measured."""
         self._groups: GroupValues | None = None
@@ -112,8 +121,6 @@ class LiveSharing:
         """While newcomers look for their groups: where the values of groups are in a vector, and its mean."""
         self._like: str | None = None
         """The peer whose groups this one prefers: empty while it looks, None if it has its groups."""
-        self._trials: dict[str, list[float]] = {}
-        """A newcomer's held-out losses with the groups of other peers, and with its own values."""
         self._tried_from = np.zeros(0, np.float32)
         """A newcomer's values when those of groups were sent: newer ones would have the advantage."""
         self._announcements = 0
@@ -121,16 +128,20 @@ class LiveSharing:
         """Whether a round was trained whose averaging has not been measured."""
         self._report: SharingReport | None = None
         self._decisions: list[Decision] = []
+        self.sentences: tuple[str, ...] = ()
+        """What this process has decided for the swarm lately, a sentence each."""
         self._compared: list[Compared] = []
         everything = Assignment.shared(self._anatomy, [name])
         network.reslice(*everything.slices(name), anatomy=self._anatomy)
         expected = {*settings.expect, name}
         self._never_decides = self._lockstep and len(expected) < MIN_PEERS
-        if self._never_decides:
+        if self._never_decides or 1 < len(expected) < MIN_PEERS:
             _log.warning(
-                "peer %s: everything stays shared: %d peers are expected, and comparing them takes %d",
-                name, len(expected), MIN_PEERS,
+                "peer %s: everything stays shared%s: %d peers are expected, and comparing them takes %d",
+                name, "" if self._lockstep else " until more have joined", len(expected), MIN_PEERS,
             )  # fmt: skip
+        if text := untrained_text(self._learner):
+            _log.warning("peer %s: %s", name, text)
 
     @property
     def plan(self) -> Plan | None:
@@ -172,30 +183,46 @@ class LiveSharing:
     # --- plans on cards -------------------------------------------------------------------------
 
     def as_card_entry(self) -> dict[str, Any] | None:
-        """Return the plan that is followed, who made it, and a newcomer's choice, for the peer's card."""
+        """Return what our card says: whose plan is followed, the plan if it is ours, a newcomer's choice."""
         plan = self.plan
         if plan is None:
             return None
-        return {"by": self._made_by, "plan": plan.as_record(), "like": self._like}
+        own = plan.as_record() if self._made_by == self._name else None
+        return {"by": self._made_by, "version": plan.version, "plan": own, "like": self._like}
 
-    def offer(self, entry: dict[str, Any]) -> None:
-        """Note the plan on another peer's card; raise ModelError if it is not a plan for this network."""
+    def offer(self, peer: str, entry: dict[str, Any]) -> None:
+        """Note what another peer's card says about plans; peer: its owner.
+
+        Raises ModelError if a plan is not one for this network, or not the card owner's own.
+        """
         try:
-            by, record = topics.check_name("peer", entry["by"]), entry["plan"]
-            version, known = record["version"], self._newest
-            if known is not None:
-                if not _holds(version, by, known[0].version, known[1]):
-                    return
-                if version > known[0].version + MAX_VERSIONS:
-                    raise ModelError(f"version {version} of a plan, after {known[0].version}")
-            plan = Plan.from_record(self._anatomy, record)
-            if not plan.assignment.is_named_by_content:
-                raise ModelError("a plan names partial models like those of another assignment")
-            self._newest = plan, by
+            version, record, newest = entry["version"], entry["plan"], self._newest
+            if type(version) is not int:
+                raise ModelError(f"the version of a plan is {version!r:.50}")
+            if newest is not None:
+                if version > newest[0].version + MAX_VERSIONS:
+                    raise ModelError(f"version {version} of a plan, after {newest[0].version}")
+                self._highest = max(self._highest, version)
+            if record is None:
+                return
+            by = topics.check_name("peer", entry["by"])
+            if by != peer:
+                raise ModelError(f"it is of {by}, and plans are read from their makers' cards")
+            if newest is None or _holds(version, by, newest[0].version, newest[1]):
+                self._note(by, version, record)
         except ModelError:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"the plan on a card cannot be read ({error!r})") from None
+
+    def _note(self, by: str, version: int, record: dict[str, Any]) -> None:
+        """Remember a plan as the newest one."""
+        plan = Plan.from_record(self._anatomy, record)
+        if plan.version != version:
+            raise ModelError(f"a card says version {version} of plan {plan.version}")
+        if not plan.assignment.is_named_by_content:
+            raise ModelError("a plan names partial models like those of another assignment")
+        self._newest = plan, by
 
     def follow(self) -> bool:
         """Follow the newest plan, if it is newer than the present one; return whether models change."""
@@ -237,7 +264,7 @@ class LiveSharing:
             groups = GroupValues(plan.assignment, plan.newcomers)
         if groups is None or self._groups is None or groups.name != self._groups.name:
             self._groups = groups
-            self._trials, self._tried_from = {}, np.zeros(0, np.float32)
+            self._tried_from = np.zeros(0, np.float32)
         if groups is not None:
             self._group_means = self._averaged_in(
                 self._group_means, f"groups-{groups.name}", groups.size
@@ -273,7 +300,8 @@ class LiveSharing:
                 values = self._values_like(self._like, self._values())
                 if values is not None:
                     self._learner.network.flat.copy_(torch.from_numpy(values))
-            _log.info("peer %s joins the groups of peer %s", self._name, self._like)
+            if self._like != self._name:
+                _log.info("peer %s joins the groups of peer %s", self._name, self._like)
             self._like = None
         elif present is not None and assignment.suffix != present.assignment.suffix:
             self._like = ""  # what was preferred is no longer there
@@ -285,6 +313,11 @@ class LiveSharing:
         return bool(labels) and all(each.count(each[place]) == 1 for each in labels)
 
     # --- rounds ---------------------------------------------------------------------------------
+
+    def before_training(self) -> None:
+        """Note the values that a round of training begins with."""
+        if self._member is not None:
+            self._member.before_training()
 
     def trained(self, training: Metrics, gossiper: Gossiper) -> None:
         """Add what was measured to the statistics, after a round of training."""
@@ -330,20 +363,28 @@ class LiveSharing:
         return self._groups.values_like(example, self._group_means.value, values)
 
     def _try_groups(self) -> None:
-        """As a newcomer: try the values of all groups on held-out samples, and note which are best."""
+        """As a newcomer: try the values of all groups on held-out samples, and note which are best.
+
+        Its own values must be better by more than a standard error, and must not be trained on these samples.
+        """
         if self._groups is None or self._like is None or not len(self._tried_from):
             return
         assert self._member is not None
-        for example in (*self._groups.examples, self._name):
-            if (values := self._values_like(example, self._tried_from)) is not None:
-                loss = self._member.held_out_loss(values)
-                self._trials[example] = [*self._trials.get(example, ()), loss][-MIN_TRIALS:]
         tried = {
-            example: float(np.mean(losses))
-            for example, losses in self._trials.items()
-            if len(losses) >= MIN_TRIALS
+            example: self._member.held_out_losses(values)
+            for example in self._groups.examples
+            if (values := self._values_like(example, self._tried_from)) is not None
         }
-        if len(tried) > 1 and (best := min(tried, key=lambda each: tried[each])) != self._like:
+        if not tried:
+            return
+        best = min(tried, key=lambda each: float(tried[each].mean()))
+        own = self._member.values_before_release
+        if own is None:
+            own = self._tried_from
+        gain = self._member.held_out_losses(own) - tried[best]
+        if float(gain.mean()) < -float(gain.std(ddof=1)) / len(gain) ** 0.5:
+            best = self._name
+        if best != self._like:
             self._like = best
             self._announcements += 1
 
@@ -354,12 +395,12 @@ class LiveSharing:
         """
         mean = self._statistics
         if self._member is not None and self._round_is_open and mean is not None and mean.has_own:
-            self._member.after_averaging(mean.value)
+            self._member.after_averaging(mean.value, complete=self._is_complete(mean.value, online))
             self._try_groups()
         self._round_is_open = False
-        if self._is_over(round_number) or self._name != first_of([*online, self._name]):
-            return
         plan = self.plan
+        if self._is_over(round_number) or not self._makes_plans(online):
+            return
         known = self._newest
         if known is not None and (plan is None or known[0].version > plan.version):
             return  # the next plan is known, and not followed yet
@@ -368,12 +409,21 @@ class LiveSharing:
             if len(others) + 1 >= MIN_PEERS and others <= {*online}:
                 self._newest = self.first_plan(round_number, others), self._name
             return
-        if round_number < plan.until or mean is None or not mean.has_own:
+        maker = online.get(self._made_by)
+        if self._made_by != self._name and (maker is None or maker.plan is None):
+            again = max(plan.version, self._highest) + 1
+            self._newest = replace(plan, version=again, chosen=None), self._name
             return
-        statistics = Statistics(plan.layout, mean.value)
+        ends_early = plan.deciding and not self._lockstep
+        if mean is None or not mean.has_own or (round_number < plan.until and not ends_early):
+            return
+        statistics = Statistics(plan.layout, mean.value, centred=not self._lockstep)
         if self._is_missing(statistics, round_number, online):
-            longer = replace(plan, version=plan.version + 1, until=round_number + 1, chosen=None)
-            self._newest = longer, self._name
+            if self._lockstep:  # nobody trains beyond the end of a plan
+                longer = replace(
+                    plan, version=plan.version + 1, until=round_number + 1, chosen=None
+                )
+                self._newest = longer, self._name
             return
         if self._planner is None:
             frozen = frozen_parts(self._learner, self._anatomy)
@@ -382,16 +432,44 @@ class LiveSharing:
         made = planner.next(replace(plan, until=round_number), statistics)
         if made.chosen is not None:
             made = replace(made, assignment=made.assignment.named())
-            _log.info("peer %s decides for the swarm: %s", self._name, planner.decisions[-1])
+            assert self._report is not None
+            text = self._report.decision(planner.decisions[-1])["sentence"]
+            self.sentences = (*self.sentences, text)[-MAX_SENTENCES:]
+            _log.info("peer %s decides for the swarm: %s", self._name, text)
         self._decisions = [*self._decisions, *planner.decisions][-MAX_REPORTED:]
         self._compared = [*self._compared, *planner.compared][-MAX_REPORTED:]
         planner.decisions, planner.compared = [], []
         self._newest = self._with_newcomers(made, online), self._name
 
+    def _makes_plans(self, online: Mapping[str, Online]) -> bool:
+        """Return whether it is our turn; a newcomer must find the plan of the others first."""
+        following = [name for name, other in online.items() if other.plan is not None]
+        if self.plan is not None:
+            following.append(self._name)
+        return self._name == first_of(following or [*online, self._name])
+
+    def _is_complete(self, vector: np.ndarray, online: Mapping[str, Online]) -> bool:
+        """Return whether the values of all peers that are online have arrived, and count about the same."""
+        plan = self.plan
+        assert plan is not None
+        if not plan.deciding:
+            return True
+        there, weights = {self._name, *online}, Statistics(plan.layout, vector).weights
+        known = [
+            weight
+            for name, weight in zip(plan.assignment.peers, weights, strict=True)
+            if name in there
+        ]
+        return min(known, default=0.0) * MAX_UNEVEN >= max(known, default=0.0)
+
     def _is_missing(
         self, statistics: Statistics, round_number: int, online: Mapping[str, Online]
     ) -> bool:
-        """Return whether what too few peers have measured has arrived for the next step."""
+        """Return whether what too few peers have measured has arrived for the next step.
+
+        In async mode that is less than what all peers have measured that are online; after twice the time
+        that a plan takes, peers that have not arrived are no longer waited for.
+        """
         plan = self.plan
         assert plan is not None
         if not plan.deciding or (self._lockstep and not plan.candidates):
@@ -399,7 +477,7 @@ class LiveSharing:
         needed = MIN_PEERS
         if not self._lockstep and round_number < plan.round + 2 * self._options.every:
             there = {self._name, *online}.intersection(plan.assignment.peers)
-            needed = max(needed, ceil(ENOUGH * len(there)))
+            needed = max(needed, len(there))
         arrived = statistics.measured if plan.candidates else int(statistics.present.sum())
         return arrived < needed
 
@@ -415,8 +493,10 @@ class LiveSharing:
         for name in assignment.peers if plan.chosen is None else ():
             if (example := like.get(name)) in assignment.peers and example != name:
                 assignment = assignment.joined(name, example)
-        new = sorted(like.keys() - {*assignment.peers}, key=_in_order)
+        new = sorted(like.keys() - {*assignment.peers}, key=in_order)
         assignment = assignment.with_peers(new)
+        if not assignment.is_named_by_content:  # a peer of the assignment has changed its groups
+            assignment = assignment.named()
 
         def has_groups(name: str) -> bool:
             example = like.get(name)
@@ -479,7 +559,7 @@ class LiveSharing:
 
     def first_plan(self, round_number: int, others: Collection[str]) -> Plan:
         """Return the plan with which a swarm begins to decide: everything is shared."""
-        peers = sorted([*others, self._name], key=_in_order)
+        peers = sorted([*others, self._name], key=in_order)
         first = Planner(self._options).first(Assignment.shared(self._anatomy, peers))
         return replace(first, until=round_number + first.until)
 
@@ -493,11 +573,13 @@ class LiveSharing:
 
     def snapshot(self) -> dict[str, Any] | None:
         """Return what a restart needs; None before the first plan."""
-        entry = self.as_card_entry()
-        if entry is None or self._statistics is None:
+        if self.plan is None or self._statistics is None:
             return None
         groups = self._group_means
-        return entry | {
+        return {
+            "by": self._made_by,
+            "plan": self.plan.as_record(),
+            "like": self._like,
             "statistics": self._statistics.snapshot(),
             "groups": None if groups is None else groups.snapshot(),
         }
@@ -506,7 +588,7 @@ class LiveSharing:
         """Continue from a snapshot; what was measured since the last averaging is measured again."""
         if data is None:
             return
-        self.offer({"by": data["by"], "plan": data["plan"]})
+        self._note(data["by"], data["plan"]["version"], data["plan"])
         self.follow()
         self._like = data["like"]
         for mean, values in (
@@ -517,18 +599,8 @@ class LiveSharing:
                 mean.restore(values)
 
 
-def first_of(names: Collection[str]) -> str:
-    """Return the first of some peers, in the order in which they make plans and are servers."""
-    return min(names, key=_in_order)
-
-
-def _in_order(name: str) -> tuple[int, str]:
-    """Sort names like those of a swarm's peers, 0, 1, … 10, in the order of their numbers."""
-    return len(name), name
-
-
 def _holds(version: int, by: str, other_version: int, other_by: str) -> bool:
     """Return whether a plan replaces another: a newer version does, or the same one of a lower name."""
     if version != other_version:
         return version > other_version
-    return _in_order(by) < _in_order(other_by)
+    return in_order(by) < in_order(other_by)

@@ -1,20 +1,41 @@
-"""A sliced network for gossip: one flat vector per partial model, its schema, and how far vectors agree."""
+"""A sliced network for gossip: one flat vector per partial model, its schema, and how far vectors agree.
+
+Beside them stand vectors of measured values, whose means over all peers gossip finds like those of partial
+models; and the network for others to use while the peer learns: a copy that answers, and a file. Both are
+brought up to date between two rounds, by the thread that trains.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from math import inf, isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 
-from ..gossip import Array, Gossiper, SchemaEntry, Store
-from ..models import Learner, ModelError, SlicedNetwork
+from gossamer import __version__
+from gossamer.files import atomic_path, write_atomically
+
+from ..gossip import ONE, Array, Gossiper, SchemaEntry, Store, schema_hash
+from ..models import Learner, ModelError, RuleOptimizer, SlicedNetwork
+from .exits import PeerError
 from .settings import Matching
 
 if TYPE_CHECKING:
+    from ..gossip.compress import Shapes
     from ..models.matching import CommonWidth
+
+_log = logging.getLogger(__name__)
 
 
 class NetworkStore:
@@ -36,7 +57,7 @@ class NetworkStore:
         """Return the vector's values: a view of the network if they are contiguous, else a copy."""
         if name in self.extra:
             return self.extra[name]
-        return self._network.view(name).cpu().numpy()
+        return self._network.values(name).cpu().numpy()
 
     def write(self, name: str, value: Array) -> None:
         """Write values to the vector's coordinates in the network."""
@@ -65,6 +86,11 @@ def schema_entries(
         )
         for name, axes in slicing.schema(model)
     ]
+
+
+def blocks(entries: Sequence[SchemaEntry]) -> Shapes:
+    """Return the shapes of the parameters in a model's schema entries."""
+    return [tuple(int(size) for size in shape) for _, shape, _ in entries]
 
 
 class MatchedStore(NetworkStore):
@@ -167,7 +193,7 @@ class MatchedStore(NetworkStore):
         permutation = align(self._network, reference, models=models)
         permutation.apply(self._network)
         optimizer = getattr(learner, "optimizer", None)
-        if isinstance(optimizer, torch.optim.Optimizer):
+        if isinstance(optimizer, RuleOptimizer | torch.optim.Optimizer):
             permute_optimizer(optimizer, self._network, permutation)
         return permutation.moved
 
@@ -340,3 +366,185 @@ class Agreement:
 def _distance(own: Array, other: Array) -> float:
     """Return the distance between two values, relative to the norm of the own one."""
     return float(np.linalg.norm(own - other)) / (float(np.linalg.norm(own)) or 1.0)
+
+
+class SwarmMean:
+    """The mean over peers of a vector that each of them may change from time to time.
+
+    It is averaged under its own name, as one of the store's `extra` vectors. A peer adds what has changed in
+    its own vector to its estimate of the mean, so gossip need not begin anew. Every peer counts once,
+    whatever its weight is.
+    """
+
+    def __init__(self, store: NetworkStore, name: str, size: int):
+        self._store, self.name = store, name
+        self._added: Array | None = None
+        store.extra[name] = np.zeros(size, np.float32)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether this peer's own vector is part of the mean."""
+        return self._added is not None
+
+    @property
+    def added(self) -> Array | None:
+        """This peer's own vector as it is part of the mean; None before the first."""
+        return self._added
+
+    @property
+    def value(self) -> Array:
+        """The mean as this peer knows it."""
+        return self._store.extra[self.name]
+
+    def add(self, gossiper: Gossiper, own: Array) -> None:
+        """Replace this peer's own vector; nothing changes while it holds no weight."""
+        weight = gossiper.weight(self.name)
+        if weight:
+            change = own if self._added is None else own - self._added
+            # The estimate is sum / weight, and a peer's share of the sum is its vector times ONE.
+            self._store.extra[self.name] = self.value + (change * (ONE / weight)).astype(np.float32)
+            self._added = own
+
+    def reset(self) -> None:
+        """Begin anew, without weight."""
+        self._store.extra[self.name] = np.zeros_like(self.value)
+        self._added = None
+
+    def remove(self) -> None:
+        """Average it no longer."""
+        del self._store.extra[self.name]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what a restart needs."""
+        return {"value": self.value, "added": self._added}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Continue from a snapshot."""
+        self._store.extra[self.name] = np.array(data["value"])
+        self._added = None if data["added"] is None else np.array(data["added"])
+
+
+# --- the network for others to use ---------------------------------------------------------------
+
+NETWORK_FORMAT = "gossamer-network-1"
+"""Identifies the form of the JSON file beside a network."""
+
+
+class NetworkCopy:
+    """A copy of a peer's network, in eval mode; any thread may call it. `copy(x)` returns its outputs."""
+
+    def __init__(self, network: SlicedNetwork) -> None:
+        self._network = network
+        self._lock = threading.Lock()
+        self._module = deepcopy(network.module).eval().requires_grad_(False)
+        self.round = 0
+        """The round after which the copy was made."""
+
+    def update(self, round_number: int) -> None:
+        """Copy the values of the peer's network; only the thread that trains it may call this."""
+        with self._lock, torch.no_grad():
+            source = self._network.module.state_dict()
+            for name, value in self._module.state_dict().items():
+                value.copy_(source[name])
+            self.round = round_number
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Return the network's outputs, all of them from one and the same state of its values."""
+        with self._lock, torch.no_grad():
+            return self._module(*inputs)
+
+
+@dataclass(frozen=True)
+class About:
+    """What a network's file holds: written as JSON beside it, and inside it as metadata.
+
+    schema: per partial model, the hash of its parameters' names and shapes.
+    entry, arguments: the function that makes a learner with such a network, if known.
+    """
+
+    peer: str
+    swarm: str
+    session: str
+    round: int
+    accuracy: float | None
+    time: str
+    schema: Mapping[str, str]
+    entry: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    version: str = __version__
+    format: str = NETWORK_FORMAT
+
+
+@dataclass
+class NetworkFile:
+    """Writes a peer's network to a safetensors file, and a small JSON file about it beside it.
+
+    Both are replaced atomically, the network first. pause: least seconds from one writing to the next.
+    """
+
+    path: Path
+    pause: float
+    entry: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    _written_at: float = field(default=-inf, init=False)
+    _fails: bool = field(default=False, init=False)
+
+    def write_if_due(self, network: SlicedNetwork, now: float, wall: float, **about: Any) -> None:
+        """Write the files if the last time is long enough ago; log the first of several failures.
+
+        now: by the monotonic clock. wall: by the wall clock. about: other fields of About.
+        """
+        if now - self._written_at < self.pause:
+            return
+        self._written_at = now
+        try:
+            self.write(network, wall, **about)
+        except (OSError, SafetensorError) as error:
+            if not self._fails:
+                _log.warning(
+                    "peer %s: its network cannot be written to %s: %s; it is tried again every %g s",
+                    network.peer, self.path, getattr(error, "strerror", None) or error, self.pause,
+                )  # fmt: skip
+            self._fails = True
+        else:
+            self._fails = False
+
+    def write(self, network: SlicedNetwork, wall: float, **about: Any) -> None:
+        """Write both files; raises OSError or SafetensorError."""
+        accuracy = about.pop("accuracy")
+        notes = json.dumps(
+            asdict(
+                About(
+                    accuracy=accuracy if isfinite(accuracy) else None,
+                    time=datetime.fromtimestamp(wall, UTC).isoformat(timespec="seconds"),
+                    schema={m: schema_hash(schema_entries(network, m)) for m in network.averaged_models},
+                    entry=self.entry, arguments=self.arguments, **about,
+                )
+            )
+        )  # fmt: skip
+        with atomic_path(self.path) as part:
+            network.save(part, about=notes)
+        write_atomically(about_path(self.path), notes + "\n")
+
+
+def about_path(network: Path) -> Path:
+    """Return the path of the JSON file beside a network's file: NAME.safetensors → NAME.network.json."""
+    return network.with_suffix(".network.json")
+
+
+def read_about(network: Path) -> dict[str, Any]:
+    """Return what a network's file says of itself, by the fields of About; PeerError if it says nothing."""
+    try:
+        with safe_open(network, framework="pt") as file:
+            notes = json.loads((file.metadata() or {})["about"])
+        if notes["format"] != NETWORK_FORMAT:
+            raise PeerError(
+                f"{network}: was written by another version of gossamer ({notes['version']})"
+            )
+        return notes
+    except OSError as error:
+        raise PeerError(f"{network}: cannot be read: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise PeerError(f"{network}: is not a safetensors file: {error}") from None
+    except (KeyError, ValueError, TypeError):
+        raise PeerError(f"{network}: does not say which peer made it, and how") from None

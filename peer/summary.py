@@ -1,9 +1,14 @@
-"""Summaries: how a peer is doing, in one retained message for observers. No IO.
+"""What a peer tells of itself to observers: metrics records, and summaries. No IO.
 
-A peer's *summary* says more than its status: its round, its metrics, what it holds of every partial model,
-its neighbours, its traffic, and what has happened to it lately. It has a topic of its own, because every peer
-reads every status: a status is short and changes seldom, while a summary may be long and change every few
-seconds, and only observers (observer.py) subscribe to summaries. With trust it is signed like a status.
+Peers publish their metrics as records (`Link.publish_record`), which are not signed. `read_record` validates
+what is received: a record that it returns has all required fields, each of the right type; code that shows,
+counts or stores it need not check it again.
+
+A peer's *summary*, one retained message, says more than its status: its round, its metrics, what it holds of
+every partial model, its neighbours, its traffic, and what has happened to it lately. It has a topic of its
+own, because every peer reads every status: a status is short and changes seldom, while a summary may be long
+and change every few seconds, and only observers (observer.py) subscribe to summaries. With trust it is signed
+like a status. Home Assistant gets some of it as plain JSON.
 
 Every client of the broker can publish anything under any name, so a payload is validated strictly.
 """
@@ -12,20 +17,119 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from math import isfinite
-from typing import Annotated, Any
+from math import ceil, isfinite, nan
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError
 
-from ..gossip import check_name
-from .presence import Count, Phase, Reason, Seconds, Session
+from gossamer import __version__
+
+from ..gossip import check_name, topics
+from .presence import LEASE_MARGIN, Count, Phase, Reason, Seconds, Session
 
 _log = logging.getLogger(__name__)
+
+Record = dict[str, Any]
+
+MAX_RECORD_BYTES: Final = 1 << 18
+"""The length of the longest record that is accepted; a record about a hundred models takes a tenth of it."""
+MAX_RECORD_DEPTH: Final = 3
+"""How deep objects and lists may be nested in a record, the record itself included."""
+
+
+def read_record(topic: str, payload: bytes, labels: Collection[str]) -> Record | None:
+    """Return the record in a payload, or None if it is not valid or from a peer that is not awaited.
+
+    topic: the topic that it was published on, which must belong to the peer that the record names.
+    labels: the labels of the peers whose records are awaited (see `label`).
+    """
+    if len(payload) > MAX_RECORD_BYTES:
+        return None
+    try:
+        record, peer = json.loads(payload), topics.parse(topic).peer
+    except (ValueError, RecursionError):
+        return None
+    if not is_record(record) or record["peer"] != peer:
+        return None
+    return record if label(peer) in labels else None
+
+
+def is_record(value: Any) -> bool:
+    """Return whether a value has all required fields of a record, and is plain data of limited depth."""
+    if not isinstance(value, dict) or not _is_plain(value, MAX_RECORD_DEPTH):
+        return False
+    try:
+        _RecordSchema.model_validate(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def label(peer: str) -> str:
+    """Return the part of a peer's name that its owner chose.
+
+    In a swarm with trust a name is `label@id`, where the id is that of the peer's key; without trust a name
+    is a label and nothing else.
+    """
+    return peer.partition("@")[0]
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Return whether a value is text, a number or None, or nests such values at most `depth` deep."""
+    if isinstance(value, dict):
+        return depth > 0 and all(_is_plain(each, depth - 1) for each in value.values())
+    if isinstance(value, list):
+        return depth > 0 and all(_is_plain(each, depth - 1) for each in value)
+    return value is None or isinstance(value, str) or _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    """Return True for any float, also NaN (of a network that diverged), and for an int of 64 bits."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
+
+
+_Name = Annotated[str, AfterValidator(partial(topics.check_name, ""))]
+_Counter = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _RecordSchema(BaseModel, strict=True):
+    """The types of a record's fields. Those with a default may be missing; unknown ones may be plain data."""
+
+    peer: _Name
+    session: _Name
+    time: float
+    """When the record was made, in seconds since 1970 by the peer's clock."""
+    round: _Counter
+    """The rounds that the peer has trained."""
+    phase: Literal["starting", "training", "settling", "done"]
+    disagreement: dict[_Name, float]
+    """By partial model, the largest relative distance between the peer's values and the last received."""
+    received: _Counter
+    """The messages received from other peers so far."""
+    packets: _Counter
+    """The packets sent so far."""
+    bytes: _Counter
+    """The bytes of the packets sent so far."""
+    neighbours: _Counter
+    """The peers that are online, also those that this peer does not push to."""
+    accuracy: float = nan
+    """The result of the peer's last test, as is `loss`."""
+    own_accuracy: float = nan
+    """The accuracy of a network that was trained before it joined, before it received anything."""
+    loss: float = nan
+    metrics: dict[_Name, float] = {}
+    """The named metrics of the peer's last test."""
+    training_loss: float = nan
+    alone_accuracy: float = nan
+    """The test result of the peer's lone twin, as is `alone_loss`: a copy that trains without the others."""
+    alone_loss: float = nan
+
 
 FORMAT = 1
 """The format of summaries, which each of them states."""
@@ -35,11 +139,15 @@ MAX_EVENTS = 16
 """Most events in a summary, the latest ones."""
 MAX_NAMES = 64
 """Most neighbours, and most refused peers, that a summary names."""
+MIN_METRICS = 8
+"""Metrics that a summary keeps, however long it is."""
 MAX_TEXT = 200
 """Most characters of a reason or of an event's text."""
 
-Name = Annotated[str, AfterValidator(partial(check_name, "peer or model"))]
+Name = Annotated[str, AfterValidator(partial(check_name, "peer, model or metric"))]
 Word = Annotated[str, Field(max_length=32, pattern=r"^[a-z_-]*$")]
+METRICS = ("accuracy", "loss", "training_loss", "alone_accuracy", "alone_loss")
+"""Metrics that all learners have, or all with a lone twin."""
 Metric = Annotated[float, Field(allow_inf_nan=False)] | None
 """A number; None if it is NaN or infinite, which JSON cannot express."""
 
@@ -48,9 +156,10 @@ Metric = Annotated[float, Field(allow_inf_nan=False)] | None
 class PeerEvent:
     """Something that happened to a peer, by its own wall clock.
 
-    kind: "founded", "counted" (its weight began to count in a model), "decided" (it follows a new plan of
-        what is shared), "refused" (it refuses another peer), "quarantined" (its guards do), "diverged",
-        "restarted" (its process continues an interrupted session), "rejoined" (in a new session).
+    kind: "founded", "counted" (its weight began to count in a model), "aligned" and "fused" (the same, after
+        the cells of its trained network were matched with those of others), "decided" (it has decided for
+        the swarm what is shared), "refused" (it refuses another peer), "banned" (its settings do),
+        "diverged", "restarted" (its process continues an interrupted session), "rejoined" (in a new session).
     peer: the other peer, if one is concerned.
     """
 
@@ -102,9 +211,11 @@ class Summary:
     round: rounds trained so far. rounds: rounds to train; None if it trains for ever.
     round_ended: when its last round was trained; None before the first.
     models: its partial models. omitted_models: how many were left out to bound the summary's size.
-    metrics: the last value of each: accuracy, loss, training_loss, and with a lone twin alone_accuracy and
-        alone_loss. None for a value that is not finite: a loss of None means that training has diverged.
+    metrics: the last value of each: accuracy, loss, training_loss, with a lone twin alone_accuracy and
+        alone_loss, and the named metrics of the learner. None for a value that is not finite: a loss of None
+        means that training has diverged.
     neighbours: the online peers that it pushes to, at most MAX_NAMES of them; neighbour_count: of all.
+    neighbour_bytes: what this process has sent to each of them, in the same order; empty if it is not known.
     sent_bytes, sent_packets, received_bytes, received_packets: of gossip, by this process.
     refused: peers that it does not average with, and why: other models or settings, or its guards.
     ended: why this session is about to end, in its last summary.
@@ -124,8 +235,9 @@ class Summary:
     round_ended: Seconds | None = None
     models: Mapping[Name, ModelSummary] = field(default_factory=dict)
     omitted_models: Count = 0
-    metrics: Mapping[Word, Metric] = field(default_factory=dict)
+    metrics: Mapping[Name, Metric] = field(default_factory=dict)
     neighbours: tuple[Name, ...] = ()
+    neighbour_bytes: tuple[Count, ...] = ()
     neighbour_count: Count = 0
     sent_bytes: Count = 0
     sent_packets: Count = 0
@@ -138,6 +250,11 @@ class Summary:
     format: int = FORMAT
 
     @property
+    def named_metrics(self) -> dict[str, float | None]:
+        """The metrics that the peer's learner has named itself."""
+        return {name: value for name, value in self.metrics.items() if name not in METRICS}
+
+    @property
     def diverged(self) -> tuple[str, ...]:
         """What has diverged: partial models with values that are not finite, or "its loss"."""
         models = [name for name, model in self.models.items() if model.diverged]
@@ -148,7 +265,7 @@ class Summary:
         """Return the summary as JSON of at most this many bytes; None if that is not possible.
 
         If it is too long, the older half of the events is left out, again and again; then neighbours, refused
-        peers, and at last partial models.
+        peers, named metrics, and at last partial models.
         """
         summary = self
         while len(data := json.dumps(asdict(summary), allow_nan=False).encode()) > limit:
@@ -163,9 +280,14 @@ class Summary:
         if self.events:
             return replace(self, events=self.events[(len(self.events) + 1) // 2 :])
         if self.neighbours:
-            return replace(self, neighbours=self.neighbours[: len(self.neighbours) // 2])
+            kept = len(self.neighbours) // 2
+            named, sent = self.neighbours[:kept], self.neighbour_bytes[:kept]
+            return replace(self, neighbours=named, neighbour_bytes=sent)
         if self.refused:
             return replace(self, refused=_first(self.refused, len(self.refused) // 2))
+        if len(self.metrics) > MIN_METRICS:  # named ones come after those that every learner has
+            kept = max(MIN_METRICS, len(self.metrics) // 2)
+            return replace(self, metrics=_first(self.metrics, kept))
         if self.models:
             kept = len(self.models) // 2
             omitted = self.omitted_models + len(self.models) - kept
@@ -227,3 +349,70 @@ class Journal:
         self.count += 1
         if log:
             _log.log(level, "peer %s %s", self._peer, text)
+
+
+# --- Home Assistant -----------------------------------------------------------------------------
+# A peer with `discovery = true` publishes, retained, one record per sensor below homeassistant/sensor/, and
+# the sensors' values as plain JSON on a topic of its own. Home Assistant cannot check signatures, so neither
+# is signed: with trust, whoever reaches the broker can forge what Home Assistant shows, and nothing else. A
+# peer that leaves says that it is not available. For one that is killed, values expire after its lease.
+
+DISCOVERY_PREFIX: Final = "homeassistant"
+"""The first level of discovery topics, as Home Assistant expects it unless it is told otherwise."""
+
+SENSORS: Final[dict[str, dict[str, Any]]] = {
+    "state": {"name": "State", "icon": "mdi:state-machine"},
+    "round": {"name": "Round", "state_class": "measurement", "icon": "mdi:counter"},
+    "accuracy": {"name": "Accuracy", "state_class": "measurement", "unit_of_measurement": "%",
+                 "suggested_display_precision": 1, "icon": "mdi:bullseye-arrow"},
+}  # fmt: skip
+"""The sensors of a peer, with what is particular to each."""
+
+
+def node_of(swarm: str, peer: str) -> str:
+    """Return the id of a peer's device: Home Assistant allows letters, digits, _ and - only."""
+    return "gossamer_" + re.sub(r"[^A-Za-z0-9_-]", "_", f"{swarm}_{peer}")
+
+
+def discovery_topics(swarm: str, peer: str) -> dict[str, str]:
+    """Return the topic of each sensor's record."""
+    node = node_of(swarm, peer)
+    return {sensor: f"{DISCOVERY_PREFIX}/sensor/{node}/{sensor}/config" for sensor in SENSORS}
+
+
+def discovery_records(swarm: str, peer: str, lease: float) -> dict[str, bytes]:
+    """Return the records that make a peer appear, by their topics; to be published retained."""
+    node, topic = node_of(swarm, peer), topics.state(swarm, peer)
+    device = {
+        "identifiers": [node],
+        "name": f"{peer} ({swarm})",
+        "manufacturer": "Gossamer",
+        "model": "peer",
+        "sw_version": __version__,
+    }
+    shared = {
+        "state_topic": topic,
+        "availability_topic": topic,
+        "availability_template": "{{ value_json.availability }}",
+        "payload_available": "online",
+        "payload_not_available": "offline",
+        "expire_after": ceil(LEASE_MARGIN * lease),
+        "device": device,
+        "origin": {"name": "gossamer", "sw_version": __version__},
+    }
+    records = {}
+    for sensor, where in discovery_topics(swarm, peer).items():
+        own = {"unique_id": f"{node}_{sensor}", "value_template": f"{{{{ value_json.{sensor} }}}}"}
+        records[where] = json.dumps({**SENSORS[sensor], **own, **shared}).encode()
+    return records
+
+
+def state_payload(summary: Summary) -> bytes:
+    """Return the values of a peer's sensors, as plain JSON."""
+    accuracy = summary.metrics.get("accuracy")
+    return json.dumps({
+        "availability": "online" if summary.ended is None else "offline",
+        "state": summary.state.replace("_", " "),
+        "round": summary.round,
+        "accuracy": None if accuracy is None else round(100 * accuracy, 2),
+    }).encode()  # fmt: skip

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from ..gossip import Transport, TransportError, topics
 from ..gossip.security import Death, Identity, TrustError, sign_death
-from .address import BrokerAddress, mqtt_transport
 from .exits import ExitCode, PeerError
 from .lifecycle import Record
-from .process import WITH_PARENT, PeerSpec, ProcessSpec
-from .records import label, read_record
+from .spec import LOG_JSON, WITH_PARENT, BrokerAddress, PeerSpec, ProcessSpec, mqtt_transport
+from .summary import label, read_record
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +37,7 @@ class SwarmSpec:
     per_process: number of peers in one process. 1 is closest to real devices; more saves the memory
         and start-up time that torch costs per process.
     restarts: how many times each process is restarted after a crash.
+    log_json: whether the lines of the processes' logs are JSON objects.
     """
 
     swarm: str
@@ -46,6 +46,7 @@ class SwarmSpec:
     peers: Sequence[PeerSpec]
     per_process: int = 1
     restarts: int = 3
+    log_json: bool = False
 
 
 class LocalSwarm:
@@ -200,6 +201,7 @@ class LocalSwarm:
         with output:
             process = await asyncio.create_subprocess_exec(
                 self._python, "-m", "gossamer.peer", str(path), WITH_PARENT,
+                *([LOG_JSON] if self.spec.log_json else []),
                 stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output,
                 env={**os.environ, **dict.fromkeys(_THREAD_VARIABLES, "1")},
             )  # fmt: skip
@@ -237,9 +239,9 @@ class LocalSwarm:
         swarm = self.spec.swarm
         async with self._transport("watcher") as transport:
             await transport.subscribe(topics.every(swarm, "metrics"))
-            names = {label(peer.name) for peer in self.spec.peers}
+            labels = {label(peer.name) for peer in self.spec.peers}
             async for topic, payload, _ in transport.messages():
-                record = read_record(topic, bytes(payload), names)
+                record = read_record(topic, bytes(payload), labels)
                 if record is not None:  # invalid records are ignored: any client can publish there
                     self._sessions[label(record["peer"])] = record["peer"], record["session"]
                     self._on_record(record)

@@ -46,11 +46,24 @@ def write_run(
     return folder
 
 
-def write_live(folder: Path, *, peers: int = 4, seconds: int = 6) -> Path:
-    """Write what `gossamer swarm` leaves: peer 1 was killed, peer 2 left early, the others finished."""
+def write_live(
+    folder: Path,
+    *,
+    peers: int = 4,
+    seconds: int = 6,
+    here: range | None = None,
+    start: float = 1000.0,
+) -> Path:
+    """Write what `gossamer swarm` leaves: peer 1 was killed, peer 2 left early, the others finished.
+
+    here: the peers of this host, if the swarm ran on several.
+    """
     folder.mkdir(parents=True)
     info = {"command": "swarm", "key": None, "finished": True, "versions": VERSIONS}
-    (folder / "run.json").write_text(json.dumps(info | {"arguments": ["swarm", "live.toml"]}))
+    part = [] if here is None else ["--peers", f"{here[0]}-{here[-1]}"]
+    (folder / "run.json").write_text(
+        json.dumps(info | {"arguments": ["swarm", "live.toml", *part]})
+    )
     (folder / "config.json").write_text(json.dumps({"name": "live", "peers": peers}))
     names = [str(i) for i in range(peers)]
     table = [{"name": name, "task": "plain", "models": ["global"]} for name in names]
@@ -58,19 +71,22 @@ def write_live(folder: Path, *, peers: int = 4, seconds: int = 6) -> Path:
     (folder / "peers.json").write_text(json.dumps({"peers": table, "links": links}))
     with (folder / "metrics.jsonl").open("w") as file:
         for second in range(seconds):
-            for name in names:
+            for name in names if here is None else [names[index] for index in here]:
                 if name in ("1", "2") and second > 3:
                     continue
                 record = {
-                    "peer": name, "session": f"s{name}", "time": 1000.0 + second, "round": second + 1,
+                    "peer": name, "session": f"s{name}", "time": start + second, "round": second + 1,
                     "phase": "training", "accuracy": 0.5 + second / 20 + int(name) / 100,
                     "disagreement": {"global": 0.1 / (second + 1)}, "received": second,
                     "packets": second, "bytes": 1000 * second, "neighbours": 2,
                 }  # fmt: skip
                 file.write(json.dumps(record) + "\n")
-    death = {"time": 1004.0, "text": "peer 1 was killed by signal 9; it is not restarted"}
-    (folder / "events.jsonl").write_text(json.dumps(death) + "\n")
+    if here is None or 1 in here:
+        death = {"time": start + 4, "text": "peer 1 was killed by signal 9; it is not restarted"}
+        (folder / "events.jsonl").write_text(json.dumps(death) + "\n")
     for name, ended, reason in (("0", "finished", "over"), ("2", "left", "it was asked to leave")):
+        if here is not None and int(name) not in here:
+            continue
         report = {"peer": name, "ended": ended, "reason": reason, "accuracy": 0.7}
         (folder / f"{name}.report.json").write_text(json.dumps(report))
     return folder

@@ -21,7 +21,7 @@ from gossamer.experiments.cli.app import app
 from gossamer.experiments.config.examples import PREFIX, example_path
 from gossamer.experiments.config.tables import parse_config, parse_table
 from gossamer.experiments.federated.comparison import parse_comparison
-from gossamer.experiments.live.layout import JoinConfig
+from gossamer.experiments.live.device import JoinConfig
 
 
 def test_every_block_has_a_language_that_is_checked():
@@ -105,7 +105,7 @@ COMMANDS = [(block, words) for block in ALL if block.language == "sh" for words 
 def test_commands_parse_with_their_options(words: list[str]):
     command: Any = typer.main.get_command(app)
     arguments = words[1:]
-    while hasattr(command, "commands"):
+    while arguments and arguments[0] in getattr(command, "commands", {}):
         command = command.commands[arguments.pop(0)]
     for word in arguments:
         if word.startswith(PREFIX):

@@ -10,9 +10,9 @@ from importlib.metadata import version
 import pytest
 
 import gossamer
+from gossamer.errors import hint
 from gossamer.files import atomic_path, write_atomically
-from gossamer.logs import is_milestone
-from gossamer.names import hint
+from gossamer.logs import should_log_repeat
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
@@ -60,5 +60,5 @@ def test_rights_hold_from_the_first_byte(tmp_path) -> None:
     assert path.read_text() == "secret"
 
 
-def test_milestones() -> None:
-    assert [count for count in range(1, 20) if is_milestone(count)] == [1, 2, 4, 8, 16]
+def test_repeating_events_are_logged_ever_more_rarely() -> None:
+    assert [count for count in range(1, 20) if should_log_repeat(count)] == [1, 2, 4, 8, 16]

@@ -19,6 +19,7 @@ def python(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.live
 @pytest.mark.timeout(600)  # four processes that load torch, on a machine that runs other tests too
 def test_the_tutorial_runs(tmp_path: Path) -> None:
     page = ROOT / "docs/tutorial.md"

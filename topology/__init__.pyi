@@ -4,6 +4,7 @@ from .advice import Candidate as Candidate
 from .advice import advise as advise
 from .advice import bridge as bridge
 from .advice import bridged as bridged
+from .advice import links_to_add as links_to_add
 from .graphs import BUILDERS as BUILDERS
 from .graphs import SCHEDULES as SCHEDULES
 from .graphs import Event as Event
@@ -57,6 +58,7 @@ from .structure import max_degree as max_degree
 from .structure import metropolis as metropolis
 from .structure import mixing_matrix as mixing_matrix
 from .structure import name_peers as name_peers
+from .structure import partition as partition
 from .structure import require_connected as require_connected
 from .structure import require_models_connected as require_models_connected
 from .structure import uniform_push as uniform_push

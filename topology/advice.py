@@ -35,7 +35,7 @@ MAX_EXACT_LINKS = 4000
 
 @dataclass(frozen=True)
 class Bridging:
-    """Links to add. `least` is False if there may be a smaller set: the swarm was too large to search."""
+    """Links to add. `least` is True if it is known that no smaller set exists."""
 
     edges: tuple[Edge, ...]
     least: bool
@@ -46,8 +46,7 @@ def bridge(graph: nx.Graph, members: Members, exact: int = MAX_EXACT_LINKS) -> B
 
     Links between peers with few links are preferred. `bridged` adds the links to the graph.
 
-    exact: the number of candidate links up to which the smallest set is searched; beyond, a heuristic
-    chooses.
+    exact: as MAX_EXACT_LINKS.
     """
     disconnected = {
         model: subgraph
@@ -90,14 +89,15 @@ def _candidate_links(
         classes.setdefault(tuple(components_of_peer[peer]), []).append(peer)
     if len(classes) ** 2 > 2 * exact:
         return None
-    used: Counter[int] = Counter()
+    uses: Counter[int] = Counter()  # of each peer as the end of a candidate
     edges: list[Edge] = []
     pairs = permutations if graph.is_directed() else combinations
     for a, b in pairs(classes, 2):
         components_of_b = dict(b)
-        if any(components_of_b.get(model, number) != number for model, number in a):
-            u, v = (min(classes[side], key=lambda peer: used[peer]) for side in (a, b))
-            used.update((u, v))
+        joins_components = any(components_of_b.get(model, number) != number for model, number in a)
+        if joins_components:
+            u, v = (min(classes[end], key=lambda peer: uses[peer]) for end in (a, b))
+            uses.update((u, v))
             edges.append((u, v))
     return edges
 
@@ -105,38 +105,44 @@ def _candidate_links(
 def _smallest_set(
     graph: nx.Graph, disconnected: Mapping[str, nx.Graph], candidates: list[Edge]
 ) -> list[Edge] | None:
-    """Solve the integer program, adding violated constraints until there are none; None if that fails."""
+    """Return the fewest candidates that connect all models, by an integer program; None if that fails.
+
+    Each constraint says that one of some candidates must be chosen. Constraints that a solution violates are
+    added until there are none.
+    """
     members = {model: frozenset(subgraph.nodes) for model, subgraph in disconnected.items()}
-    rows: list[np.ndarray] = []
+    rows: list[list[bool]] = []  # of constraints: which candidates satisfy it
     chosen: list[Edge] = []
     for _ in range(200):
-        before = len(rows)
+        old_count = len(rows)
         for model, subgraph in disconnected.items():
             joined = subgraph.copy()
             joined.add_edges_from(e for e in chosen if members[model].issuperset(e))
             rows += [
-                np.array(
-                    [
-                        _leaves(edge, peers, members[model], graph.is_directed())
-                        for edge in candidates
-                    ]
-                )
+                [
+                    _link_leaves(edge, peers, members[model], graph.is_directed())
+                    for edge in candidates
+                ]
                 for peers in _closed_sets(joined)
             ]
-        if len(rows) == before:
+        if len(rows) == old_count:
             return chosen
-        leave = LinearConstraint(np.array(rows, dtype=float), lb=1)  # pyright: ignore[reportArgumentType]
+        matrix = np.array(rows, dtype=float)
+        constraint = LinearConstraint(matrix, lb=1)  # pyright: ignore[reportArgumentType]
         ones = np.ones(len(candidates))
         solution = milp(
-            ones, integrality=ones, bounds=(0, 1), constraints=leave, options={"time_limit": 20}
-        )
+            ones, integrality=ones, bounds=(0, 1), constraints=constraint,
+            options={"time_limit": 20},
+        )  # fmt: skip
         if not solution.success:
             return None
-        chosen = [edge for edge, taken in zip(candidates, solution.x, strict=True) if taken > 0.5]
+        chosen = [edge for edge, value in zip(candidates, solution.x, strict=True) if value > 0.5]
     return None
 
 
-def _leaves(edge: Edge, peers: frozenset[int], members: frozenset[int], directed: bool) -> bool:
+def _link_leaves(
+    edge: Edge, peers: frozenset[int], members: frozenset[int], directed: bool
+) -> bool:
     """Return whether a link leads from `peers` to another member (or back, if undirected)."""
     u, v = edge
     if u not in members or v not in members:
@@ -145,7 +151,10 @@ def _leaves(edge: Edge, peers: frozenset[int], members: frozenset[int], directed
 
 
 def _closed_sets(graph: nx.Graph) -> Iterator[frozenset[int]]:
-    """Yield sets of peers that no link leaves, so that an added one must; none if the graph is connected."""
+    """Yield sets of peers that no link leaves, so that an added link must leave each of them.
+
+    There are none if the graph is connected.
+    """
     if not isinstance(graph, nx.DiGraph):
         closed = components(graph)
         yield from closed if len(closed) > 1 else ()
@@ -183,34 +192,39 @@ def _chain_components(graph: nx.Graph, disconnected: Mapping[str, nx.Graph]) -> 
         joined.add_edges_from(edge for edge in added if edge[0] in joined and edge[1] in joined)
         if isinstance(joined, nx.DiGraph):  # a circle of all sources and sinks connects everything
             condensed = nx.condensation(joined)
-            ends = [
-                c for c in condensed if not (condensed.in_degree(c) and condensed.out_degree(c))
+            sources_and_sinks = [
+                condensed.nodes[node]["members"]
+                for node in condensed
+                if not (condensed.in_degree(node) and condensed.out_degree(node))
             ]
-            chain = [condensed.nodes[c]["members"] for c in ends] if len(condensed) > 1 else []
-            pairs = list(pairwise([*chain, chain[0]])) if len(chain) > 1 else []
+            circle = sources_and_sinks if len(condensed) > 1 else []
+            pairs = list(pairwise([*circle, circle[0]])) if len(circle) > 1 else []
         else:
             pairs = list(pairwise(components(joined)))
         for pair in pairs:
-            u, v = (min(side, key=lambda peer: (degree[peer], peer)) for side in pair)
+            u, v = (min(component, key=lambda peer: (degree[peer], peer)) for component in pair)
             degree.update((u, v))
             added.add((u, v))
     return added
 
 
-# --- candidates -----------------------------------------------------------------------------------
+# --- topologies within a budget -------------------------------------------------------------------
 
 RATED_STEPS = 16
-"""The period by which schedules without one are rated: their first so many steps, repeated."""
+"""A schedule without a period is rated as if its first 16 steps repeated."""
+ALL_PEERS = "everybody"
+"""What advice calls the model that all peers have."""
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A topology that fits the budget.
 
-    `topology` is its name for configs. `rate` is |λ2| per exchange of the slowest partial model, `sends` the
+    `topology` is its name for configs. `slowest` is the partial model that averages most slowly, `rate` its
+    |λ2| per exchange, and `exchanges` its number of exchanges until the tolerance is reached. `sends` is the
     number of messages of the busiest peer in one exchange, `messages` the number per peer until the tolerance
-    is reached, `added` the bridging links. `error` is the fraction of the first error that remains when the
-    byte budget is spent (None without a budget).
+    is reached. `reason` says why it is fast or slow. `added` are the bridging links. `error` is the fraction
+    of the first error that remains when the byte budget is spent (None without a budget).
     """
 
     topology: str
@@ -226,14 +240,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Advice:
-    """Candidates, best first, and the refused topologies with the reason."""
+    """Candidates, best first, and topologies that do not fit, each with the reason."""
 
     ranked: tuple[Candidate, ...]
     refused: tuple[tuple[str, str], ...] = ()
 
 
 def candidate_specs(peers: int, degree: int | None, groups: int = 1) -> Iterator[str]:
-    """Yield topologies to try for a swarm with so many peers, links per peer and groups of peers."""
+    """Yield topologies to try for a swarm of `peers` peers with about `degree` links each.
+
+    groups: the number of groups of peers, for topologies of clusters.
+    """
     links = min(degree if degree is not None else ceil(log(max(peers, 2), 2)), peers - 1)
     yield from ("ring", "torus", "hypercube", "clique", "exponential", "expander")
     for count in range(links, 2, -1):
@@ -244,8 +261,9 @@ def candidate_specs(peers: int, degree: int | None, groups: int = 1) -> Iterator
         if 4 <= count < peers:
             yield f"watts-strogatz:{count}:0.3"
     if groups > 1:  # between groups a link for every peer, or one or two links per group
-        size, sides = peers // groups, 1 if groups == 2 else 2
-        for inner, between in ((links - sides, size), (links - 1, 2), (links - sides, 1)):
+        size = peers // groups
+        neighbours = 1 if groups == 2 else 2  # of a group, in the circle of groups
+        for inner, between in ((links - neighbours, size), (links - 1, 2), (links - neighbours, 1)):
             if inner > 1 and _has_regular_groups(peers, groups, inner):
                 yield f"clusters:{groups}:{between}:{inner}"
     yield "one-peer-exponential"
@@ -254,8 +272,36 @@ def candidate_specs(peers: int, degree: int | None, groups: int = 1) -> Iterator
 
 def _has_regular_groups(peers: int, groups: int, degree: int) -> bool:
     """Return whether groups of these sizes can be regular graphs of this degree."""
-    sizes = {peers // groups, -(-peers // groups)}
+    sizes = {peers // groups, ceil(peers / groups)}
     return all(size * degree % 2 == 0 and degree < size for size in sizes)
+
+
+def links_to_add(graph: nx.Graph, members: Members, needed: int) -> tuple[Edge, ...]:
+    """Return links that give every peer `needed` neighbours in each of its partial models.
+
+    The choice is greedy, so there may be a smaller set: peers with the fewest links come first, and are
+    linked with others that have few. Raises TopologyError if a model has too few peers for that.
+    """
+    grown = nx.Graph(graph)
+    added: list[Edge] = []
+    for model, peers in members.items():
+        if len(peers) <= needed:
+            raise TopologyError(
+                f"model {model or 'of all peers'!r}: {len(peers)} peers cannot have {needed} neighbours each"
+            )
+        subgraph = nx.subgraph(grown, peers)
+        while True:
+            degrees = {peer: subgraph.degree(peer) for peer in sorted(peers)}
+            degree, peer = min((degree, peer) for peer, degree in degrees.items())
+            if degree >= needed:
+                break
+            others = [o for o in degrees if o != peer and not grown.has_edge(peer, o)]
+            # Of peers with equally few links the farthest: such links also make the graph mix faster.
+            hops = nx.single_source_shortest_path_length(grown, peer)
+            other = min(others, key=lambda o: (degrees[o], -hops.get(o, len(grown)), o))
+            grown.add_edge(peer, other)
+            added.append((peer, other))
+    return tuple(added)
 
 
 def advise(
@@ -290,12 +336,14 @@ def advise(
         raise TopologyError(
             f"a budget of {budget:.3g} bytes is less than one message of {message:.3g}: raise it"
         )
-    models = {"everybody": range(peers), **(members or {})}
+    models = {ALL_PEERS: range(peers), **(members or {})}
     ranked: list[Candidate] = []
     refused: list[tuple[str, str]] = []
     for spec in specs or candidate_specs(peers, degree, max(len(members or {}), 1)):
         try:
-            ranked.append(_rate(spec, peers, degree, budget, message, models, tolerance, seed))
+            ranked.append(
+                _rate_topology(spec, peers, degree, budget, message, models, tolerance, seed)
+            )
         except TopologyError as error:
             refused.append((spec, " ".join(str(error).split())))
     # Exchanges come before the rate: an exact schedule has rate 0, but still needs its whole period.
@@ -303,7 +351,7 @@ def advise(
     return Advice(tuple(ranked), tuple(refused))
 
 
-def _rate(
+def _rate_topology(
     spec: str,
     peers: int,
     degree: int | None,
@@ -313,6 +361,7 @@ def _rate(
     tolerance: float,
     seed: Seed,
 ) -> Candidate:
+    """Return the candidate of a topology; raise TopologyError if it does not fit peers or degree."""
     kind, _ = parse(spec)
     added: tuple[Edge, ...] = ()
     reason = REASONS.get(kind, "")
@@ -340,7 +389,7 @@ def _rate(
         # An exact schedule averages exactly at the end of its period; before, nothing is certain.
         period = pace.exact_after
         error = pace.rate**affordable if period is None else float(affordable < period)
-    if len(models) > 1 and slowest != "everybody":
+    if len(models) > 1 and slowest != ALL_PEERS:
         reason += f"; the slowest model is {slowest}"
     messages = pace.exchanges * per_exchange
     return Candidate(
@@ -348,20 +397,21 @@ def _rate(
     )
 
 
-def _check_degree(sends: int, degree: int | None, why: str = "") -> None:
+def _check_degree(sends: int, degree: int | None, note: str = "") -> None:
+    """Raise TopologyError if the busiest peer sends more messages in an exchange than `degree`."""
     if degree is not None and sends > degree:
-        raise TopologyError(f"its busiest peer has {sends} links{why}, the budget is {degree}")
+        raise TopologyError(f"its busiest peer has {sends} links{note}, the budget is {degree}")
 
 
 def _traffic(schedule: Schedule) -> tuple[int, float]:
     """Return the most messages of a peer in one exchange, and the mean messages per peer and exchange."""
-    most, total = 0, 0
+    busiest, total = 0, 0
     steps = schedule.period or RATED_STEPS
     for step in range(steps):
         graph = schedule.graph(step)
         sends = [len(graph[peer]) for peer in graph]
-        most, total = max(most, *sends), total + sum(sends)
-    return most, total / steps / schedule.peers
+        busiest, total = max(busiest, *sends), total + sum(sends)
+    return busiest, total / steps / schedule.peers
 
 
 def _slowest(schedule: Schedule, models: Members, tolerance: float) -> tuple[str, Pace]:

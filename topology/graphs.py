@@ -43,17 +43,21 @@ MAX_DRAWS = 20
 
 
 def register(table: dict[str, F], reason: str = "") -> Callable[[F], F]:
-    """Decorate a builder or a schedule: its name in configs is the function's, with `-` for `_`."""
+    """Return a decorator that adds a builder or a schedule to `table`, and its reason to REASONS.
 
-    def add(function: F) -> F:
+    The name in configs is the function's, with `-` for `_`.
+    """
+
+    def decorator(function: F) -> F:
         name = function.__name__.replace("_", "-")
         table[name], REASONS[name] = function, reason
         return function
 
-    return add
+    return decorator
 
 
-def _empty(peers: int, directed: bool = False) -> nx.Graph:
+def _without_links(peers: int, directed: bool = False) -> nx.Graph:
+    """Return a graph of `peers` peers that has no links yet."""
     if peers < 1:
         raise TopologyError(f"a graph needs at least 1 peer, not {peers}")
     graph = nx.DiGraph() if directed else nx.Graph()
@@ -62,17 +66,21 @@ def _empty(peers: int, directed: bool = False) -> nx.Graph:
 
 
 def _require(condition: bool, message: str) -> None:
+    """Raise TopologyError with this message unless the condition holds."""
     if not condition:
         raise TopologyError(message)
 
 
-def _draw(make: Callable[[int], nx.Graph], seed: Seed, hint: str) -> nx.Graph:
-    """Return the first connected graph among `MAX_DRAWS` draws, with nodes in order."""
+def _draw(build: Callable[[int], nx.Graph], seed: Seed, hint: str) -> nx.Graph:
+    """Return the first connected graph of at most `MAX_DRAWS` draws, with its nodes in order.
+
+    build: returns a random graph for a seed. hint: ends the error that is raised if no graph was connected.
+    """
     rng = np.random.default_rng(seed)
     graph = nx.Graph()
     for _ in range(MAX_DRAWS):
-        drawn = make(int(rng.integers(2**32)))
-        graph = _empty(drawn.number_of_nodes())
+        drawn = build(int(rng.integers(2**32)))
+        graph = _without_links(drawn.number_of_nodes())
         graph.update(drawn)
         if nx.is_connected(graph):
             return graph
@@ -87,7 +95,7 @@ def _draw(make: Callable[[int], nx.Graph], seed: Seed, hint: str) -> nx.Graph:
 @register(BUILDERS, "values pass from neighbour to neighbour: exchanges grow with n²")
 def ring(peers: int) -> nx.Graph:
     """Each peer has two neighbours in a circle: few links, slow mixing (n² exchanges)."""
-    graph = _empty(peers)
+    graph = _without_links(peers)
     if peers > 1:
         graph.add_edges_from((i, (i + 1) % peers) for i in range(peers))
     return graph
@@ -96,7 +104,7 @@ def ring(peers: int) -> nx.Graph:
 @register(BUILDERS, "a ring without one link: four times slower than the ring")
 def path(peers: int) -> nx.Graph:
     """A ring without one link: four times slower than the ring, and losing any link splits the swarm."""
-    graph = _empty(peers)
+    graph = _without_links(peers)
     graph.add_edges_from((i, i + 1) for i in range(peers - 1))
     return graph
 
@@ -104,7 +112,7 @@ def path(peers: int) -> nx.Graph:
 @register(BUILDERS, "everything passes through one peer")
 def star(peers: int) -> nx.Graph:
     """All peers are linked to peer 0 only: the shape of a server, and a single point of failure."""
-    graph = _empty(peers)
+    graph = _without_links(peers)
     graph.add_edges_from((0, i) for i in range(1, peers))
     return graph
 
@@ -122,7 +130,7 @@ def torus(peers: int, rows: int | None = None) -> nx.Graph:
         "both above 1",
     )
     columns = peers // rows
-    graph = _empty(peers)
+    graph = _without_links(peers)
     for i in range(peers):
         row, column = divmod(i, columns)
         graph.add_edge(i, row * columns + (column + 1) % columns)
@@ -139,7 +147,7 @@ def hypercube(peers: int) -> nx.Graph:
         f"a hypercube needs a power of two, not {peers} peers; the nearest are {power} and "
         f"{2 * power}",
     )
-    graph = _empty(peers)
+    graph = _without_links(peers)
     bits = peers.bit_length() - 1
     graph.add_edges_from((i, i ^ (1 << bit)) for i in range(peers) for bit in range(bits))
     return graph
@@ -148,7 +156,7 @@ def hypercube(peers: int) -> nx.Graph:
 @register(BUILDERS, "all peers are neighbours: exact in one exchange")
 def clique(peers: int) -> nx.Graph:
     """All pairs of peers are linked: exact in one exchange, at n² messages."""
-    graph = _empty(peers)
+    graph = _without_links(peers)
     graph.add_edges_from(combinations(range(peers), 2))
     return graph
 
@@ -216,7 +224,7 @@ def barabasi_albert(peers: int, links: int = 2, seed: Seed = 0) -> nx.Graph:
 @register(BUILDERS, "directed links of length 1, 2, 4, …: exchanges grow with log n")
 def exponential(peers: int) -> nx.DiGraph:
     """Directed: peer i sends to i + 1, i + 2, i + 4, … . Spectral gap 2 / (1 + log2 n) for even n."""
-    graph = _empty(peers, directed=True)
+    graph = _without_links(peers, directed=True)
     hops = (peers - 1).bit_length()
     graph.add_edges_from((i, (i + (1 << hop)) % peers) for i in range(peers) for hop in range(hops))
     return graph  # pyright: ignore[reportReturnType]
@@ -229,7 +237,7 @@ def expander(peers: int) -> nx.Graph:
     It is defined on an m × m grid of residues. For other sizes the nodes above `peers` are merged into
     the first ones: those get a few more neighbours, and the graph is still an expander.
     """
-    graph = _empty(peers)
+    graph = _without_links(peers)
     m = isqrt(peers - 1) + 1 if peers > 1 else 1
     for x in range(m):
         for y in range(m):
@@ -255,18 +263,20 @@ def clusters(
     )
     rng = np.random.default_rng(seed)
     groups = [group.tolist() for group in np.array_split(np.arange(peers), clusters)]
-    graph = _empty(peers)
+    graph = _without_links(peers)
     for index, group in enumerate(groups):
         inner = clique(len(group)) if degree is None else regular(len(group), degree, rng)
         graph.add_edges_from((group[a], group[b]) for a, b in inner.edges)
         nx.set_node_attributes(graph, dict.fromkeys(group, index), "group")
-    joined = clusters if clusters > 2 else clusters - 1  # two clusters are joined once, not twice
-    for index in range(joined):
+    # In a circle each cluster is joined to the next one; two clusters are joined once, not twice.
+    joints = clusters if clusters > 2 else clusters - 1
+    for index in range(joints):
         group, other = groups[index], groups[(index + 1) % clusters]
         pairs = len(group) * len(other)
         _require(
             1 <= links <= pairs,
-            f"clusters of {len(group)} and {len(other)} peers have 1 … {pairs} links, not {links}",
+            f"clusters of {len(group)} and {len(other)} peers can have 1 … {pairs} links between them, not "
+            f"{links}",
         )
         if links <= min(len(group), len(other)):  # at most one of these links per peer
             ends = (rng.choice(side, size=links, replace=False).tolist() for side in (group, other))
@@ -283,15 +293,15 @@ def geographic(
 ) -> nx.Graph:
     """Peers at random positions in a unit square, linked when nearer than `radius`.
 
-    Nodes have a `pos`, edges a `delay`: their length × the delay of one unit. The default radius is 1.5
-    times the one below which such graphs are disconnected; raise it when the error says so.
+    Nodes have a `pos`; edges have a `delay`, their length × `delay`. The default radius is 1.5 times the one
+    below which such graphs are usually disconnected; raise it when the error says so.
     """
     threshold = sqrt(log(max(peers, 2)) / (pi * max(peers, 2)))
     distance = 1.5 * threshold if radius is None else radius
 
-    def make(number: int) -> nx.Graph:
-        points = np.random.default_rng(number).random((peers, 2))
-        graph = _empty(peers)
+    def place_peers(draw_seed: int) -> nx.Graph:
+        points = np.random.default_rng(draw_seed).random((peers, 2))
+        graph = _without_links(peers)
         pairs = KDTree(points).query_pairs(distance, output_type="ndarray")
         delays = np.linalg.norm(points[pairs[:, 0]] - points[pairs[:, 1]], axis=1) * delay
         for (a, b), link_delay in zip(pairs.tolist(), delays.tolist(), strict=True):
@@ -300,7 +310,7 @@ def geographic(
         nx.set_node_attributes(graph, positions, "pos")
         return graph
 
-    return _draw(make, seed, f"Raise radius = {distance:.3g} above {threshold:.3g}.")
+    return _draw(place_peers, seed, f"Raise radius = {distance:.3g} above {threshold:.3g}.")
 
 
 # --- graphs that change over time -----------------------------------------------------------------
@@ -330,6 +340,7 @@ class Schedule:
         return cache(self._matrix)
 
     def _matrix(self, step: int, rule: Rule) -> csr_array:
+        """Return the mixing matrix of a step, computed."""
         graph = self.graph(step)
         if len(graph) < self.peers:
             graph = graph.copy()
@@ -377,7 +388,7 @@ def one_peer_exponential(peers: int) -> Schedule:
 
     def graph(step: int) -> nx.Graph:
         hop = 1 << (step % hops)
-        step_graph = _empty(peers, directed=True)
+        step_graph = _without_links(peers, directed=True)
         step_graph.add_edges_from((i, (i + hop) % peers) for i in range(peers))
         return step_graph
 
@@ -414,13 +425,13 @@ def _random_schedule(
     """Return a schedule with the links that `links` makes of a new random order of peers at each step."""
     _require(peers >= min_peers, f"this schedule needs at least {min_peers} peers, not {peers}")
     _require(period is None or period > 0, f"period is a number of steps, 1 or more, not {period}")
-    # A generator is used only once, here: graph(step) must not depend on earlier calls.
-    key = seed if isinstance(seed, int) else int(seed.integers(2**63))
+    # A generator is used only here, once, because graph(step) must not depend on earlier calls.
+    number = seed if isinstance(seed, int) else int(seed.integers(2**63))
 
     def graph(step: int) -> nx.Graph:
         _require(step >= 0, f"steps count from 0, not {step}")
-        rng = np.random.default_rng([key, step % period if period else step])
-        step_graph = _empty(peers)
+        rng = np.random.default_rng([number, step % period if period else step])
+        step_graph = _without_links(peers)
         step_graph.add_edges_from(links(rng.permutation(peers).tolist()))
         return step_graph
 
@@ -430,6 +441,7 @@ def _random_schedule(
 # --- churn: peers that come and go, links that fail -----------------------------------------------
 
 EventKind = Literal["arrive", "leave", "link-down", "link-up"]
+"""What can happen to a peer or a link."""
 _EVENT_KINDS = get_args(EventKind)
 
 
@@ -487,10 +499,12 @@ Link = frozenset[int] | Edge
 
 
 def _link(graph: nx.Graph, a: int, b: int) -> Link:
+    """Return the link from a to b, as a set of its ends if the graph is undirected."""
     return (a, b) if graph.is_directed() else frozenset((a, b))
 
 
 def _describe(event: Event) -> str:
+    """Return an event as text for errors: `step 3: link-down 0–1`."""
     other = "" if event.other is None else f"–{event.other}"
     return f"step {event.step}: {event.kind} {event.peer}{other}"
 

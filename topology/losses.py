@@ -25,9 +25,11 @@ from .structure import (
 )
 
 ItemKind = Literal["peers", "links"]
+"""What is removed."""
 Item = int | Edge
 """A peer or a link."""
 Scores = Mapping[Any, float]
+"""The score of each peer or link by an attack."""
 
 DEFAULT_SHARES = tuple(np.linspace(0, 0.5, 11).round(3).tolist())
 """The shares of peers or links after whose removal a swarm is evaluated."""
@@ -53,8 +55,9 @@ class Point:
 class Loss:
     """A swarm that loses more and more peers or links: at random, or by the worst known attack.
 
-    `first_split` is the lost share at which the swarm was first disconnected (None: it never was); `first`
-    are the peers or links that an attack removes first, and `attack` is its name in ATTACKS.
+    `points` is the state of the swarm after every lost share. `first_split` is the lost share at which the
+    swarm was first disconnected (None: it never was). `first` are the peers or links that an attack removes
+    first, and `attack` is the attack's name in ATTACKS.
     """
 
     kind: ItemKind
@@ -65,16 +68,22 @@ class Loss:
     attack: str = ""
 
 
-def _paths(graph: nx.Graph) -> Scores:
+def _peers_by_paths(graph: nx.Graph) -> Scores:
+    """Score each peer by the number of shortest paths through it, estimated from 64 peers."""
     return nx.betweenness_centrality(graph, k=min(len(graph), 64), seed=1)
 
 
-def _link_paths(graph: nx.Graph) -> Scores:
+def _links_by_paths(graph: nx.Graph) -> Scores:
+    """Score each link by the number of shortest paths over it, estimated from 64 peers."""
     return nx.edge_betweenness_centrality(graph, k=min(len(graph), 64), seed=1)
 
 
-def _slow_links(graph: nx.Graph) -> Scores:
-    """Score each link of the largest component by the change of the slowest mode across it."""
+def _links_by_slowest_mode(graph: nx.Graph) -> Scores:
+    """Score each link of the largest component by how much the slowest mode changes across it.
+
+    The slowest mode is the eigenvector of the second eigenvalue: links across which it changes most are those
+    on which mixing depends most.
+    """
     largest = graph.subgraph(components(graph)[0])
     if len(largest) < 3 or len(largest) > MAX_DENSE or largest.is_directed():
         return {}
@@ -86,8 +95,8 @@ def _slow_links(graph: nx.Graph) -> Scores:
 
 ATTACKS: Mapping[ItemKind, Mapping[str, Callable[[nx.Graph], Scores]]] = MappingProxyType(
     {
-        "peers": {"most links": lambda graph: dict(graph.degree()), "most paths": _paths},
-        "links": {"most paths": _link_paths, "slowest mode": _slow_links},
+        "peers": {"most links": lambda graph: dict(graph.degree()), "most paths": _peers_by_paths},
+        "links": {"most paths": _links_by_paths, "slowest mode": _links_by_slowest_mode},
     }
 )
 """Attacks by name: functions that score peers or links. Those with the highest scores are removed first."""
@@ -102,7 +111,10 @@ def random_loss(
     draws: int = 5,
     seed: Seed = 0,
 ) -> Loss:
-    """Remove peers or links at random: means over `draws` orders; raise it for smoother curves."""
+    """Return the loss of peers or links at random: the means over `draws` random orders of removal.
+
+    Raise `draws` for smoother curves.
+    """
     rng = np.random.default_rng(seed)
     removal = _Removal(graph, kind, shares, rule, tolerance)
     items = removal.items
@@ -159,11 +171,11 @@ def fewest_to_split(graph: nx.Graph, kind: ItemKind) -> list[Item]:
     if len(graph) < 2:
         return []
     bridges, cut_peers = weak_spots(graph)
-    weak = bridges if kind == "links" else cut_peers
-    if weak:
-        return [weak[0]]
+    splits_alone = bridges if kind == "links" else cut_peers
+    if splits_alone:
+        return [splits_alone[0]]
     exact = len(graph) <= MAX_EXACT_PEERS and not graph.is_directed()
-    # By links, outgoing ones in a directed graph.
+    # Peers by their number of links (of outgoing ones in a directed graph).
     by_degree = sorted(graph, key=lambda peer: (len(graph[peer]), peer))
     if kind == "links":
         if exact:
@@ -188,6 +200,7 @@ def without(graph: nx.Graph, kind: ItemKind, lost: Sequence[Item]) -> nx.Graph:
 
 
 def _items(graph: nx.Graph, kind: ItemKind) -> list[Item]:
+    """Return all peers or all links of a graph."""
     return sorted(graph.nodes) if kind == "peers" else sorted(graph.edges)
 
 

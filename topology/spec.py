@@ -1,12 +1,15 @@
-"""Graphs and schedules from a config's `topology`: a name with parameters, as a string or as a table.
+"""Build graphs and schedules from specs: the values of `topology` in a config.
 
-"regular:4"    "torus"    "clusters:4:2"    "file:swarm.graphml"    "function:mine:graph"
-"swarm.graphml"    "graphs/office.csv"    "networkx:karate_club_graph"    (`file:` and `function:` left out)
-{"kind": "regular", "degree": 4}            {"kind": "file", "path": "swarm.csv", "format": "edges"}
+A spec is a string, with parameters after colons, or a table:
+
+    "regular:4"    "torus"    "clusters:4:2"    "file:swarm.graphml"    "function:mine:graph"
+    "swarm.graphml"    "graphs/office.csv"    "networkx:karate_club_graph"    (without `file:`, `function:`)
+    {"kind": "regular", "degree": 4}            {"kind": "file", "path": "swarm.csv", "format": "edges"}
+    {"kind": "links", "links": [[0, 1], [1, 2]]}
 
 The peers of graphs from files and from a user's function are numbered 0 … n−1. Other labels are numbered in
-the order of the file and kept as the attribute `label` of the nodes. Errors give the file, where possible the
-line, and the reason.
+the order of the file and kept as the attribute `label` of the nodes. Errors give the file, where possible
+the line, and the reason.
 """
 
 import inspect
@@ -24,7 +27,7 @@ import networkx as nx
 import numpy as np
 
 from gossamer.entry import EntryError, describe_error, load_entry
-from gossamer.names import hint
+from gossamer.errors import hint
 
 from .graphs import BUILDERS, SCHEDULES, Schedule, static
 from .structure import Seed, TopologyError, name_peers
@@ -34,10 +37,10 @@ Spec = str | Path | Mapping[str, Any] | nx.Graph
 
 
 def build(spec: Spec, peers: int | None = None, seed: Seed = 0) -> nx.Graph:
-    """Return the graph of a spec, for `peers` peers; not needed for a file or a graph.
+    """Return the graph that a spec describes, for `peers` peers.
 
-    Raises for an unknown name or parameter, with the nearest known one, and for a graph that does not have
-    `peers` peers.
+    peers: may be None for a file or a graph, which has its own number of peers. Raises TopologyError for an
+    unknown name or parameter, with the nearest known one, and for a graph that does not have `peers` peers.
     """
     if isinstance(spec, nx.Graph):
         graph = normalize_graph(spec)
@@ -47,6 +50,8 @@ def build(spec: Spec, peers: int | None = None, seed: Seed = 0) -> nx.Graph:
         kind, parameters = parse(spec)
         if kind == "file":
             graph = _call(kind, load, parameters)
+        elif kind == "links":
+            graph = _call(kind, _from_links, parameters, peers=peers)
         elif kind == "function":
             # The other parameters are for the user's function, so they are not checked here.
             name = parameters.pop("name", None)
@@ -56,9 +61,9 @@ def build(spec: Spec, peers: int | None = None, seed: Seed = 0) -> nx.Graph:
         elif kind in SCHEDULES:
             raise TopologyError(f"{kind} changes over time: it is a schedule, not one graph")
         else:
-            builder = _find(kind, BUILDERS, ("file", "function", *SCHEDULES))
+            builder = _find(kind, BUILDERS, ("file", "function", "links", *SCHEDULES))
             if peers is None:
-                raise TopologyError(f"topology {kind}: how many peers?")
+                raise TopologyError(f"topology {kind}: give the number of peers")
             graph = _call(kind, builder, parameters, peers=peers, seed=seed)
     if peers is not None and len(graph) != peers:
         comparison = "fewer" if len(graph) < peers else "more"
@@ -70,20 +75,23 @@ def build(spec: Spec, peers: int | None = None, seed: Seed = 0) -> nx.Graph:
 
 
 def build_schedule(spec: Spec | Schedule, peers: int | None = None, seed: Seed = 0) -> Schedule:
-    """Return the schedule of a spec, as `build`; a graph becomes a schedule that does not change."""
+    """Return the schedule that a spec describes; a graph becomes a schedule that does not change.
+
+    Arguments and errors are those of `build`.
+    """
     if isinstance(spec, Schedule):
         return spec
     if isinstance(spec, str | Mapping):
         kind, parameters = parse(spec)
         if kind in SCHEDULES:
             if peers is None:
-                raise TopologyError(f"topology {kind}: how many peers?")
+                raise TopologyError(f"topology {kind}: give the number of peers")
             return _call(kind, SCHEDULES[kind], parameters, peers=peers, seed=seed)
     return static(build(spec, peers, seed))
 
 
 def parse(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the kind (a builder, a schedule, `file` or `function`) and the parameters of a spec.
+    """Return the kind of a spec (a builder, a schedule, `file`, `function` or `links`) and its parameters.
 
     The parameters of a string are converted to the types that the builder declares.
     """
@@ -103,8 +111,10 @@ def parse(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         if len(words) > len(accepted):
             names = ":".join([kind, *accepted])
             raise TopologyError(f"topology {spec!r} has too many parameters: write {names}")
-        first = list(accepted.values())[: len(words)]
-        return kind, {p.name: _convert(spec, p, word) for p, word in zip(first, words, strict=True)}
+        return kind, {
+            parameter.name: _convert(spec, parameter, word)
+            for parameter, word in zip(accepted.values(), words, strict=False)
+        }
     parameters = dict(spec)
     kind = parameters.pop("kind", None)
     if not isinstance(kind, str):
@@ -113,13 +123,17 @@ def parse(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _refuse_misspelt(kind: str) -> None:
-    """Raise for `regulr:x`: it is like a builder's name and is no module, so not a user's function."""
-    near = get_close_matches(kind, [*BUILDERS, *SCHEDULES], 1, cutoff=0.8)
-    if near and not _importable(kind):
-        raise TopologyError(f"unknown topology {kind!r}: did you mean {near[0]!r}?")
+    """Raise for a misspelt builder (`regulr:x`), which would otherwise be taken for a user's function.
+
+    A name is misspelt if it resembles that of a builder or schedule and no module has it.
+    """
+    similar = get_close_matches(kind, [*BUILDERS, *SCHEDULES], 1, cutoff=0.8)
+    if similar and not _module_exists(kind):
+        raise TopologyError(f"unknown topology {kind!r}: did you mean {similar[0]!r}?")
 
 
-def _importable(module: str) -> bool:
+def _module_exists(module: str) -> bool:
+    """Return whether a module can be found, without importing it."""
     try:
         return find_spec(module) is not None
     except (ImportError, ValueError):
@@ -141,19 +155,23 @@ def _parameters(function: Callable) -> dict[str, inspect.Parameter]:
 
 
 def _convert(spec: str, parameter: inspect.Parameter, word: str) -> int | float | str:
+    """Return a word of a spec as the type that the parameter's annotation declares."""
     types = get_args(parameter.annotation) or (parameter.annotation,)
-    number = next((t for t in (int, float) if t in types), str)
+    declared = next((t for t in (int, float) if t in types), str)
     try:
-        return number(word)
+        return declared(word)
     except ValueError:
-        article = "a whole" if number is int else "a"
+        expected = "a whole number" if declared is int else "a number"
         raise TopologyError(
-            f"topology {spec!r}: {parameter.name} is {word!r}, not {article} number"
+            f"topology {spec!r}: {parameter.name} is {word!r}, not {expected}"
         ) from None
 
 
-def _call(kind: str, function: Callable, parameters: dict[str, Any], **offered: Any) -> Any:
-    """Call a builder with checked parameters, and with those of `offered` that it has (peers, seed)."""
+def _call(kind: str, function: Callable, parameters: dict[str, Any], **available: Any) -> Any:
+    """Check parameters and call a builder with them; return what it returns.
+
+    available: arguments that are passed only if the builder has a parameter of that name (peers, seed).
+    """
     accepted = _parameters(function)
     for name, value in parameters.items():
         if name not in accepted:
@@ -161,17 +179,20 @@ def _call(kind: str, function: Callable, parameters: dict[str, Any], **offered: 
                 f"topology {kind} has no parameter {name!r}: {hint(name, accepted)}"
             )
         allowed = get_args(accepted[name].annotation) or (accepted[name].annotation,)
-        int_for_float = isinstance(value, int) and float in allowed
-        if isinstance(value, bool) or not (int_for_float or isinstance(value, allowed)):
+        is_int_for_float = isinstance(value, int) and float in allowed
+        is_wrong_bool = (
+            isinstance(value, bool) and bool not in allowed
+        )  # a bool is an int in Python
+        if is_wrong_bool or not (is_int_for_float or isinstance(value, allowed)):
             types = " or ".join("nothing" if t is type(None) else t.__name__ for t in allowed)
             raise TopologyError(f"topology {kind}: {name} is {value!r}, not {types}")
-    used = {
+    passed = {
         name: value
-        for name, value in offered.items()
+        for name, value in available.items()
         if name in inspect.signature(function).parameters
     }
     try:
-        return function(**used, **parameters)
+        return function(**passed, **parameters)
     except TypeError as error:  # a parameter without a default is missing
         raise TopologyError(f"topology {kind}: {error}") from error
 
@@ -213,7 +234,8 @@ def normalize_graph(graph: nx.Graph, source: str = "the graph") -> nx.Graph:
     return ordered
 
 
-def _graphml(path: Path) -> nx.Graph:
+def _read_graphml(path: Path) -> nx.Graph:
+    """Read a GraphML file."""
     try:
         return nx.read_graphml(path)
     except ParseError as error:
@@ -222,8 +244,11 @@ def _graphml(path: Path) -> nx.Graph:
         raise TopologyError(f"{path}: not GraphML: {error!r}") from error
 
 
-def _edge_list(path: Path) -> nx.Graph:
-    """Read lines `u v` or `u v weight`, with blanks or commas; directed if the first is `# directed`."""
+def _read_edge_list(path: Path) -> nx.Graph:
+    """Read lines `u v` or `u v weight`, separated by blanks or commas.
+
+    The graph is directed if the first line is `# directed`.
+    """
     lines = path.read_text(encoding="utf-8").splitlines()
     directed = bool(lines) and lines[0].strip().lower().replace(" ", "") == "#directed"
     graph = nx.DiGraph() if directed else nx.Graph()
@@ -231,36 +256,38 @@ def _edge_list(path: Path) -> nx.Graph:
         fields = line.split("#")[0].replace(",", " ").split()
         if not fields:
             continue
-        where = f"{path}, line {number}: {line.strip()!r}"
+        location = f"{path}, line {number}: {line.strip()!r}"
         if len(fields) not in (2, 3):
-            raise TopologyError(f"{where}: {len(fields)} fields, not `u v` or `u v weight`")
+            raise TopologyError(f"{location}: {len(fields)} fields, not `u v` or `u v weight`")
         u, v = (int(field) if field.isdecimal() else field for field in fields[:2])
         if u == v:
-            raise TopologyError(f"{where}: a self-loop; remove it")
-        data = {"weight": _number(fields[2], where)} if len(fields) == 3 else {}
+            raise TopologyError(f"{location}: a self-loop; remove it")
+        data = {"weight": _parse_weight(fields[2], location)} if len(fields) == 3 else {}
         if graph.has_edge(u, v) and graph[u][v] != data:
-            raise TopologyError(f"{where}: an earlier line has this link with another weight")
+            raise TopologyError(f"{location}: an earlier line has this link with another weight")
         graph.add_edge(u, v, **data)
     return graph
 
 
-def _number(text: str, where: str) -> float:
+def _parse_weight(text: str, location: str) -> float:
+    """Return a weight; `location` begins the error if the text is not a finite number, 0 or more."""
     try:
         value = float(text)
     except ValueError:
-        raise TopologyError(f"{where}: {text!r} is not a number") from None
+        raise TopologyError(f"{location}: {text!r} is not a number") from None
     if not isfinite(value) or value < 0:
-        raise TopologyError(f"{where}: {text} is not a finite number, 0 or more")
+        raise TopologyError(f"{location}: {text} is not a finite number, 0 or more")
     return value
 
 
-def _csv_matrix(path: Path) -> nx.Graph:
+def _read_csv_matrix(path: Path) -> nx.Graph:
+    """Read an adjacency matrix from a CSV file; see `_from_matrix`."""
     rows: list[list[float]] = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
         row = [
-            _number(field.strip(), f"{path}, line {number}, column {column}")
+            _parse_weight(field.strip(), f"{path}, line {number}, column {column}")
             for column, field in enumerate(line.split(","), 1)
         ]
         if rows and len(row) != len(rows[0]):
@@ -271,7 +298,8 @@ def _csv_matrix(path: Path) -> nx.Graph:
     return _from_matrix(np.array(rows, dtype=float), path)
 
 
-def _npy_matrix(path: Path) -> nx.Graph:
+def _read_npy_matrix(path: Path) -> nx.Graph:
+    """Read an adjacency matrix from a NumPy file; see `_from_matrix`."""
     try:
         matrix = np.load(path, allow_pickle=False)
         matrix = np.asarray(matrix, dtype=float)
@@ -295,13 +323,14 @@ def _from_matrix(matrix: np.ndarray, path: Path) -> nx.Graph:
         raise TopologyError(f"{path}: an adjacency matrix is square, not of shape {matrix.shape}")
     graph = nx.Graph() if np.array_equal(matrix, matrix.T) else nx.DiGraph()
     graph.add_nodes_from(range(len(matrix)))
-    weighted = not np.isin(matrix, (0.0, 1.0)).all()
+    has_weights = not np.isin(matrix, (0.0, 1.0)).all()
     for i, j in np.argwhere(matrix).tolist():
-        graph.add_edge(i, j, **({"weight": float(matrix[i, j])} if weighted else {}))
+        graph.add_edge(i, j, **({"weight": float(matrix[i, j])} if has_weights else {}))
     return graph
 
 
-def _node_link(path: Path) -> nx.Graph:
+def _read_node_link(path: Path) -> nx.Graph:
+    """Read networkx's node-link JSON."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -325,11 +354,11 @@ def _node_link(path: Path) -> nx.Graph:
 
 READERS = MappingProxyType(
     {
-        "graphml": _graphml,
-        "edges": _edge_list,
-        "matrix": _csv_matrix,
-        "npy": _npy_matrix,
-        "json": _node_link,
+        "graphml": _read_graphml,
+        "edges": _read_edge_list,
+        "matrix": _read_csv_matrix,
+        "npy": _read_npy_matrix,
+        "json": _read_node_link,
     }
 )
 """File formats by their name in configs."""
@@ -345,15 +374,16 @@ _SUFFIXES = MappingProxyType(
         ".json": "json",
     }
 )
+"""The format that each suffix of a file stands for."""
 
 
 def looks_like_file(text: str) -> bool:
-    """Return whether a spec is a path: it has a folder in it, or a suffix of graph files."""
+    """Return whether a spec is a path: it has a slash, or the suffix of a graph file."""
     return "/" in text or "\\" in text or Path(text).suffix.lower() in _SUFFIXES
 
 
 def load(path: str | Path, format: str | None = None) -> nx.Graph:
-    """Read a graph. `format` (graphml, edges, matrix, npy, json) overrides the file's suffix."""
+    """Return the graph in a file; `format` (graphml, edges, matrix, npy, json) overrides its suffix."""
     path = Path(path)
     name = format or _SUFFIXES.get(path.suffix.lower(), "")
     reader: Callable[[Path], nx.Graph] | None = READERS.get(name)
@@ -366,6 +396,27 @@ def load(path: str | Path, format: str | None = None) -> nx.Graph:
     except (OSError, UnicodeDecodeError) as error:
         raise TopologyError(f"{path}: cannot read it: {error}") from error
     return normalize_graph(graph, str(path))
+
+
+def _from_links(links: list, peers: int | None = None, directed: bool = False) -> nx.Graph:
+    """Return the graph of `peers` peers with these links, each a pair of peers' numbers.
+
+    peers: one more than the largest number if left out. directed: values pass from the first of a pair to
+    the second only.
+    """
+    graph = nx.DiGraph() if directed else nx.Graph()
+    for link in links:
+        pair = link if isinstance(link, list | tuple) and len(link) == 2 else ()
+        if not pair or not all(isinstance(end, int) and end >= 0 for end in pair):
+            raise TopologyError(f"topology links: {link!r} is not a pair of peers, such as [0, 1]")
+        if peers is not None and max(pair) >= peers:
+            raise TopologyError(
+                f"topology links: {list(pair)} names a peer that is not there; {peers} peers have the "
+                f"numbers 0 … {peers - 1}"
+            )
+        graph.add_edge(*pair)
+    graph.add_nodes_from(range(max(graph, default=-1) + 1 if peers is None else peers))
+    return normalize_graph(graph, "topology links")
 
 
 def from_function(
@@ -381,14 +432,14 @@ def from_function(
     except EntryError as error:
         raise TopologyError(str(error)) from error
     arguments = dict(parameters)
-    offered = {"peers": peers, "seed": seed}
+    available = {"peers": peers, "seed": seed}
     try:
         accepted = inspect.signature(function).parameters
         if "n" in accepted and accepted["n"].default is inspect.Parameter.empty:
-            offered["n"] = peers
+            available["n"] = peers
         arguments |= {
             key: value
-            for key, value in offered.items()
+            for key, value in available.items()
             if key in accepted and key not in arguments and value is not None
         }
         inspect.signature(function).bind(**arguments)

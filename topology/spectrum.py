@@ -1,9 +1,10 @@
 """How fast a graph mixes: predicted by the second eigenvalue of its mixing matrix, or measured.
 
 In each exchange of synchronous push-sum, the error shrinks by about |λ2|, the second largest modulus among
-the eigenvalues of the column-stochastic mixing matrix W; the *spectral gap* is 1 − |λ2|. Small matrices
-are solved densely. A reversible W (every weight rule on an undirected graph) has the eigenvalues of a
-symmetric matrix: Lanczos, or shift-invert if that converges slowly (rings). Directed graphs need Arnoldi.
+the eigenvalues of the column-stochastic mixing matrix W; the *spectral gap* is 1 − |λ2|. The *slowest mode*
+is the eigenvector of λ2. Small matrices are solved densely. A large W that is reversible, as with every
+weight rule on an undirected graph, has the eigenvalues of a symmetric matrix: λ2 is found by Lanczos, or by
+shift-invert if that converges slowly (rings). Other large matrices, of directed graphs, need Arnoldi.
 Measured rates come from a run of synchronous push-sum.
 """
 
@@ -37,6 +38,7 @@ from .structure import (
 
 Vector = NDArray[np.float64]
 Method = Literal["auto", "dense", "sparse", "factorized"]
+"""Which solver computes λ2; `factorized` is shift-invert."""
 
 MAX_DENSE = 500
 """The number of peers up to which the dense solver is used: it is faster there, and always converges."""
@@ -52,24 +54,28 @@ def spectral_gap(matrix: csr_array, method: Method = "auto") -> float:
     solver, the sparse solvers, or shift-invert only.
     """
     matrix = csr_array(matrix)
-    peers = _peers(matrix)
+    peers = _count_peers(matrix)
     if peers == 1:
         return 1.0
     dense = method == "dense" or (method == "auto" and peers <= MAX_DENSE)
-    form = _symmetric_form(matrix)
-    if form is None:
-        gap = 1.0 - (_dense_second(matrix) if dense else _general_second(matrix))
+    symmetric_form = _symmetric_form(matrix)
+    if symmetric_form is None:
+        gap = 1.0 - (
+            _dense_second_eigenvalue(matrix) if dense else _sparse_second_eigenvalue(matrix)
+        )
     elif dense:
-        symmetric, top = form
+        symmetric, top = symmetric_form
         deflated = symmetric.toarray() - np.outer(top, top)
         gap = 1.0 - float(np.abs(np.linalg.eigvalsh(deflated)).max())
     else:
-        gap = _symmetric_gap(*form, iterate=method != "factorized")
+        gap = _symmetric_gap(*symmetric_form, iterate=method != "factorized")
     return min(max(gap, 0.0), 1.0)
 
 
 def predicted_exchanges(gap: float, tolerance: float = 1e-6) -> float:
-    """Return the exchanges until the error is `tolerance` times the first error, from the worst start.
+    """Return how many exchanges it takes until the error is `tolerance` times the first error.
+
+    This is for the worst starting values.
 
     Other starting values contain less of the slowest mode and need a fixed number of exchanges less.
     Push-sum's weights converge at the same rate, which can cost one exchange more. `inf` for a gap of 0.
@@ -86,13 +92,15 @@ def schedule_rate(
 ) -> float:
     """Return |λ2| per exchange of a schedule that repeats its period; 0 when a period averages exactly.
 
-    For a schedule without a period give `steps`: its first so many steps are taken as the period. Raise it
+    For a schedule without a period give `steps`: its first `steps` steps are taken as the period. Raise it
     until the rate no longer changes.
     """
-    window, peers = steps or schedule.period, schedule.peers
-    if window is None:
-        raise TopologyError("this schedule never repeats: give steps, the window to measure over")
-    matrices = [schedule.matrix(step, rule) for step in range(window)]
+    period, peers = steps or schedule.period, schedule.peers
+    if period is None:
+        raise TopologyError(
+            "this schedule never repeats: give steps, the number of steps to take as its period"
+        )
+    matrices = [schedule.matrix(step, rule) for step in range(period)]
 
     def apply(vector: NDArray) -> NDArray:
         for matrix in matrices:
@@ -100,13 +108,13 @@ def schedule_rate(
         return vector
 
     # Check this first: an exact period leaves only rounding errors, whose eigenvalues mean nothing.
-    if peers == 1 or np.abs(_deflated(apply, _start(peers))).max() < 1e-13:
+    if peers == 1 or np.abs(_deflate(apply, _start_vector(peers))).max() < 1e-13:
         return 0.0
     if method == "dense" or (method == "auto" and peers <= MAX_DENSE):
         second = float(np.abs(np.linalg.eigvals(apply(np.eye(peers)) - 1.0 / peers)).max())
     else:
         second = _arnoldi(apply, peers)
-    return min(second, 1.0) ** (1.0 / window)
+    return min(second, 1.0) ** (1.0 / period)
 
 
 @dataclass(frozen=True)
@@ -141,22 +149,24 @@ def predict_pace(
     return Pace(gap, predicted_exchanges(gap, tolerance), None)
 
 
-def _peers(matrix: csr_array) -> int:
+def _count_peers(matrix: csr_array) -> int:
+    """Return the number of peers of a mixing matrix; pyright does not know that it has a shape."""
     return len(matrix.indptr) - 1
 
 
-def _start(peers: int) -> Vector:
+def _start_vector(peers: int) -> Vector:
     """Return a fixed start vector, so that the same matrix always gives the same result."""
     return np.random.default_rng(20240229).standard_normal(peers)
 
 
-def _deflated(apply: Callable[[NDArray], NDArray], vector: NDArray) -> NDArray:
+def _deflate(apply: Callable[[NDArray], NDArray], vector: NDArray) -> NDArray:
     """Return (W − 11ᵀ/n) v: Brauer's deflation. 1ᵀ is W's left eigenvector, so only λ1 changes, to 0."""
     return apply(vector) - vector.mean()
 
 
-def _dense_second(matrix: csr_array) -> float:
-    deflated = matrix.toarray() - 1.0 / _peers(matrix)
+def _dense_second_eigenvalue(matrix: csr_array) -> float:
+    """Return |λ2| of any matrix, by the dense solver."""
+    deflated = matrix.toarray() - 1.0 / _count_peers(matrix)
     return float(np.abs(np.linalg.eigvals(deflated)).max())
 
 
@@ -164,13 +174,13 @@ def _symmetric_form(matrix: csr_array) -> tuple[csr_array, Vector] | None:
     """Return S = D^−½ W D^½ and the unit eigenvector of λ1, or None when W is not reversible.
 
     W is reversible if some π has W_ij π_j = W_ji π_i; D = diag(π). π is computed along a spanning tree, then
-    checked on every edge.
+    checked on every edge. The eigenvector is called `top` in this module.
     """
-    peers = _peers(matrix)
+    peers = _count_peers(matrix)
     forward, backward = csr_array(matrix, copy=True), csr_array(matrix.T)
-    for side in (forward, backward):
-        side.eliminate_zeros()
-        side.sort_indices()
+    for entries in (forward, backward):
+        entries.eliminate_zeros()
+        entries.sort_indices()
     if not (
         np.array_equal(forward.indptr, backward.indptr)
         and np.array_equal(forward.indices, backward.indices)
@@ -204,7 +214,9 @@ def _symmetric_gap(symmetric: csr_array, top: Vector, iterate: bool) -> float:
     gap = _factorized_gap(symmetric, top)
     # Gershgorin: no eigenvalue is below 2·(smallest diagonal entry) − 1, so the lowest rarely matters.
     if 2.0 * symmetric.diagonal().min() < gap:
-        low = eigsh(symmetric, k=1, which="SA", v0=_start(len(top)), return_eigenvectors=False)
+        low = eigsh(
+            symmetric, k=1, which="SA", v0=_start_vector(len(top)), return_eigenvectors=False
+        )
         gap = min(gap, 1.0 - abs(float(low[0])))
     return gap
 
@@ -215,28 +227,28 @@ def _lanczos(symmetric: csr_array, top: Vector) -> tuple[float, float] | None:
     Plain three-term Lanczos: without reorthogonalization inner Ritz values repeat, which does not change the
     two extreme ones, and a step costs one sparse product (ARPACK needs five times as long).
     """
-    vector = _start(len(top))
+    vector = _start_vector(len(top))
     vector -= top * (top @ vector)
     vector /= np.linalg.norm(vector)
-    before, beta = np.zeros_like(vector), 0.0
+    previous, beta = np.zeros_like(vector), 0.0
     alphas, betas = [], []
     for step in range(1, MAX_LANCZOS_STEPS + 1):
-        after = symmetric @ vector - top * (top @ vector) - beta * before
-        alphas.append(float(after @ vector))
-        after -= alphas[-1] * vector
-        beta = float(np.linalg.norm(after))
-        exact = beta < 1e-13  # the Krylov space is complete
-        if exact or step % 100 == 0:
+        following = symmetric @ vector - top * (top @ vector) - beta * previous
+        alphas.append(float(following @ vector))
+        following -= alphas[-1] * vector
+        beta = float(np.linalg.norm(following))
+        is_exact = beta < 1e-13  # the Krylov space is complete
+        if is_exact or step % 100 == 0:
             ritz = (_ritz(alphas, betas, i, beta) for i in (0, step - 1))
             values, errors = zip(*ritz, strict=True)
             slack = min(1e-9, 1e-4 * (1.0 - max(map(abs, values))))
             # The result is the larger modulus; the other value need only be certain to be smaller.
             large = int(abs(values[1]) >= abs(values[0]))
             small_bound = abs(values[1 - large]) + errors[1 - large]
-            if exact or (errors[large] <= slack and small_bound <= abs(values[large]) + slack):
+            if is_exact or (errors[large] <= slack and small_bound <= abs(values[large]) + slack):
                 return values[0], values[1]
         betas.append(beta)
-        before, vector = vector, after / beta
+        previous, vector = vector, following / beta
     return None
 
 
@@ -263,7 +275,7 @@ def _factorized_gap(symmetric: csr_array, top: Vector) -> float:
         return solved - top * (top @ solved)
 
     inverse = LinearOperator((peers, peers), matvec=solve, dtype=np.float64)  # pyright: ignore
-    _, vectors = eigsh(inverse, k=1, which="LA", v0=_start(peers))
+    _, vectors = eigsh(inverse, k=1, which="LA", v0=_start_vector(peers))
     slowest = vectors[:, 0] - top * (top @ vectors[:, 0])
     # The Dirichlet form sums squares, so a gap of 1e-9 keeps its digits; 1 − λ2 would lose them.
     entries = symmetric.tocoo()
@@ -274,13 +286,15 @@ def _factorized_gap(symmetric: csr_array, top: Vector) -> float:
 
 
 def _arnoldi(apply: Callable[[NDArray], NDArray], peers: int, rounds: int = 60) -> float:
-    def deflated(vector: NDArray) -> NDArray:
-        return _deflated(apply, vector.ravel())
+    """Return |λ2| of the matrix that `apply` multiplies by; ArpackNoConvergence after `rounds` restarts."""
 
-    start = _start(peers)
-    if np.abs(deflated(start)).max() < 1e-13:  # ARPACK refuses a zero operator
+    def multiply_deflated(vector: NDArray) -> NDArray:
+        return _deflate(apply, vector.ravel())
+
+    start = _start_vector(peers)
+    if np.abs(multiply_deflated(start)).max() < 1e-13:  # ARPACK refuses a zero operator
         return 0.0
-    operator = LinearOperator((peers, peers), matvec=deflated, dtype=np.float64)  # pyright: ignore
+    operator = LinearOperator((peers, peers), matvec=multiply_deflated, dtype=np.float64)  # pyright: ignore
     values = eigs(
         operator,
         k=min(4, peers - 2),
@@ -293,31 +307,31 @@ def _arnoldi(apply: Callable[[NDArray], NDArray], peers: int, rounds: int = 60) 
     return float(np.abs(values).max())
 
 
-def _general_second(matrix: csr_array) -> float:
+def _sparse_second_eigenvalue(matrix: csr_array) -> float:
     """Return |λ2| of a large directed graph: by Arnoldi, or by shift-invert near 1 if that is slow."""
-    peers = _peers(matrix)
+    peers = _count_peers(matrix)
     try:
         return _arnoldi(lambda vector: matrix @ vector, peers)
     except ArpackNoConvergence:
         pass
-    kept = float(matrix.diagonal().min())
+    kept = float(matrix.diagonal().min())  # the smallest share of its mass that a peer keeps
     columns = csc_array(matrix)
     shift = 1.0 + 1.0 / peers**2
     for count in (8, 32):
         values: NDArray = eigs(  # pyright: ignore[reportAssignmentType]
-            columns, k=count, sigma=shift, v0=_start(peers), return_eigenvectors=False
+            columns, k=count, sigma=shift, v0=_start_vector(peers), return_eigenvectors=False
         )
         distance = np.abs(1.0 - values)
         others = values[np.arange(len(values)) != distance.argmin()]
         second = float(np.abs(others).max())
-        # `kept` is the smallest share that a peer keeps. All eigenvalues lie in the disc of centre `kept`
-        # that touches 1, hence those farther than r from 1 have modulus² ≤ 1 − r²·kept/(1 − kept).
+        # All eigenvalues lie in the disc of centre `kept` that touches 1, hence those farther than r from 1
+        # have modulus² ≤ 1 − r²·kept/(1 − kept).
         bound = 1.0 - distance.max() ** 2 * kept / (1.0 - kept)
         if second**2 >= bound - 1e-12:
             return second
     raise TopologyError(
         f"no second eigenvalue for this directed graph of {peers} peers: the solvers did not "
-        "converge. Measure it instead (gossamer.topology.contraction), or use more self-weight"
+        "converge. Measure it instead (gossamer.topology.contraction), or let peers keep more of their mass"
     )
 
 
@@ -339,7 +353,7 @@ def log_errors(
     rounding errors do not hide it even after thousands of exchanges.
     """
     first_matrix = exchange(0) if callable(exchange) else exchange
-    peers = _peers(first_matrix)
+    peers = _count_peers(first_matrix)
     value = (
         np.random.default_rng(seed).standard_normal(peers)
         if start is None
@@ -392,21 +406,22 @@ def exchanges_to(logs: Vector, tolerance: float) -> int | None:
 # --- delayed links: messages arrive some exchanges later ------------------------------------------
 
 
-def link_delays(graph: nx.Graph, most: int, seed: Seed = 0) -> nx.Graph:
-    """Return a copy whose links have `delay_steps`: after how many exchanges a message arrives, 0 … `most`.
+def link_delays(graph: nx.Graph, max_steps: int, seed: Seed = 0) -> nx.Graph:
+    """Return a copy whose links have `delay_steps`: after how many exchanges a message arrives.
 
-    They are proportional to `delay` if every link has one (the slowest gets `most`), else drawn uniformly.
+    They are proportional to `delay` if every link has one (the slowest gets `max_steps`), else drawn
+    uniformly from 0 … `max_steps`.
     """
-    if most < 0:
-        raise TopologyError(f"a delay is a number of exchanges, 0 or more, not {most}")
+    if max_steps < 0:
+        raise TopologyError(f"a delay is a number of exchanges, 0 or more, not {max_steps}")
     copy = graph.copy()
     links = copy.number_of_edges()
     delays = [d for *_, d in copy.edges(data="delay") if isinstance(d, int | float)]
     if delays and len(delays) == links:
         longest = max(delays) or 1.0
-        delay_steps = [round(most * delay / longest) for delay in delays]
+        delay_steps = [round(max_steps * delay / longest) for delay in delays]
     else:
-        delay_steps = np.random.default_rng(seed).integers(0, most + 1, links).tolist()
+        delay_steps = np.random.default_rng(seed).integers(0, max_steps + 1, links).tolist()
     for (u, v), steps in zip(copy.edges, delay_steps, strict=True):
         copy[u][v]["delay_steps"] = steps
     return copy
@@ -430,14 +445,14 @@ def delayed_matrix(graph: nx.Graph, rule: Rule = "push") -> csr_array:
     row, column = shares.coords
     entries = zip(row.tolist(), column.tolist(), strict=True)
     delays = np.array([delay_steps.get(entry, 0) for entry in entries])
-    most = int(delays.max(initial=0))
-    blocks: list[list[csr_array | None]] = [[None] * (most + 1) for _ in range(most + 1)]
-    for delay in range(most + 1):
-        chosen = delays == delay
+    longest = int(delays.max(initial=0))
+    blocks: list[list[csr_array | None]] = [[None] * (longest + 1) for _ in range(longest + 1)]
+    for delay in range(longest + 1):
+        is_chosen = delays == delay
         blocks[delay][0] = csr_array(
-            (shares.data[chosen], (row[chosen], column[chosen])), shape=(peers, peers)
+            (shares.data[is_chosen], (row[is_chosen], column[is_chosen])), shape=(peers, peers)
         )
-        if delay < most:  # mass that was due in delay + 1 exchanges is now due in one less
+        if delay < longest:  # mass that was due in delay + 1 exchanges is now due in one less
             blocks[delay][delay + 1] = csr_array(eye_array(peers))
     return csr_array(block_array(blocks))
 
@@ -449,9 +464,9 @@ def delayed_matrix(graph: nx.Graph, rule: Rule = "push") -> csr_array:
 class Facts:
     """Properties of a graph that matter for gossip.
 
-    `exchanges` is the predicted number from the worst start to `tolerance`; `messages` is exchanges ×
-    links used per exchange (both directions of an undirected link). Losing any one of `cut_edges`
-    (bridges, in graph theory) or `bridge_peers` (cut vertices) splits the swarm.
+    `gap` is the spectral gap. `exchanges` is the predicted number to `tolerance`, from the worst starting
+    values. Degrees are numbers of links per peer (of outgoing ones, if directed). Losing any one of
+    `cut_edges` (the bridges of `weak_spots`) or `bridge_peers` (its cut peers) splits the swarm.
     """
 
     peers: int
@@ -468,13 +483,13 @@ class Facts:
     bridge_peers: tuple[int, ...]
 
     @property
-    def second(self) -> float:
+    def rate(self) -> float:
         """|λ2|: the factor by which the error shrinks per exchange."""
         return 1.0 - self.gap
 
     @property
     def messages(self) -> float:
-        """The number of messages that the swarm sends until the tolerance is reached."""
+        """The messages until the tolerance is reached; an undirected link carries two per exchange."""
         return self.exchanges * self.links * (1 if self.directed else 2)
 
 
@@ -497,9 +512,8 @@ def facts(
         graph_name = f"{graph_name} without its links of weight 0"
     require_connected(graph, graph_name)
     gap = spectral_gap(mixing_matrix(graph, rule))
-    degrees = [
-        d for _, d in (graph.out_degree() if isinstance(graph, nx.DiGraph) else graph.degree())
-    ]
+    degree_of = graph.out_degree() if isinstance(graph, nx.DiGraph) else graph.degree()
+    degrees = [degree for _, degree in degree_of]
     bridges, cut_peers = weak_spots(graph)
     return Facts(
         peers=len(graph),
@@ -520,7 +534,7 @@ def facts(
 def model_facts(
     graph: nx.Graph, members: Members, rule: Rule = "push", tolerance: float = 1e-6, seed: Seed = 0
 ) -> dict[str, Facts]:
-    """Return the facts of each partial model's subgraph: that of the peers that implement it."""
+    """Return the facts of each partial model's subgraph: that of the peers that have it."""
     return {
         model: facts(subgraph, rule, tolerance, seed, f"the subgraph of partial model {model!r}")
         for model, subgraph in subgraphs(graph, members).items()

@@ -9,6 +9,7 @@ The errors of this package, and the way in which messages name peers, are here t
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import ceil
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -16,14 +17,15 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array, diags_array
-from scipy.sparse.csgraph import dijkstra
+from scipy.sparse.csgraph import dijkstra, reverse_cuthill_mckee
 
 from gossamer.errors import GossamerError
 
 Edge = tuple[int, int]
+"""A link between two peers; from the first to the second, if the graph is directed."""
 
 Members = Mapping[str, Collection[int]]
-"""The peers that implement each partial model."""
+"""The peers that have each partial model."""
 
 Seed = int | np.random.Generator
 """The type of every `seed` parameter."""
@@ -105,6 +107,67 @@ def require_connected(graph: nx.Graph, graph_name: str = "the graph") -> None:
         )
 
 
+def partition(graph: nx.Graph, parts: int) -> NDArray[np.int64]:
+    """Divide peers into parts of equal size (to within one peer), between which few links run.
+
+    Returns the number of each peer's part, in the order of the sorted nodes. Recursive bisection: peers are
+    put into a row in which neighbours are near each other, and the row is cut. The row is the given order of
+    the peers or an approximation of the graph's Fiedler vector, whichever has fewer links across the cut.
+    The result depends on the graph only; 100,000 peers with 4 links each take seconds.
+    """
+    links = adjacency(graph)
+    part_of = np.zeros(len(graph), dtype=np.int64)
+    _bisect(csr_array(links + links.T), np.arange(len(graph)), range(parts), part_of)
+    return part_of
+
+
+def _bisect(
+    links: csr_array, peers: NDArray[np.int64], parts: range, part_of: NDArray[np.int64]
+) -> None:
+    """Give peers to the parts by cutting them in two until one part is left; links: those between them."""
+    if len(parts) == 1 or not len(peers):  # there may be more parts than peers
+        part_of[peers] = parts[0]
+        return
+    middle = len(parts) // 2
+    left = len(peers) * middle // len(parts)
+    rows = np.arange(len(peers)), _smooth_order(links)
+    row = min(rows, key=lambda row: _links_across(links, row[:left]))
+    for side, its_parts in (
+        (np.sort(row[:left]), parts[:middle]),
+        (np.sort(row[left:]), parts[middle:]),
+    ):
+        _bisect(csr_array(links[side][:, side]), peers[side], its_parts, part_of)
+
+
+def _links_across(links: csr_array, peers: NDArray[np.int64]) -> float:
+    """Return how many links run from these peers to others, each counted in both directions."""
+    inside = np.zeros(len(links.indptr) - 1)
+    inside[peers] = 1
+    return float(inside @ (links @ (1 - inside)))
+
+
+_SMOOTHING = 300
+"""Steps of smoothing in `partition`; raise it to cut fewer links between communities. Two halves of a random
+graph of degree 4 then have a sixth of all links between them, which is about the fewest possible."""
+
+
+def _smooth_order(links: csr_array) -> NDArray[np.int64]:
+    """Return peers in an order in which neighbours are near each other.
+
+    Numbers that start as places in a breadth-first order (Cuthill–McKee) are replaced, again and again, by
+    the mean of a peer's own number and those of its neighbours. What stays longest, beside the mean of all,
+    is the Fiedler vector.
+    """
+    places = np.argsort(reverse_cuthill_mckee(links, symmetric_mode=True)).astype(np.float64)
+    degrees = np.maximum(links.sum(axis=1), 1)
+    for _ in range(_SMOOTHING):
+        places -= (degrees @ places) / degrees.sum()
+        places = (places + (links @ places) / degrees) / 2
+        places /= np.abs(places).max() or 1.0
+    # Rounded, so that peers that are equally far do not change places by rounding errors of another machine.
+    return np.argsort(places.round(9), kind="stable")
+
+
 def effective_diameter(
     graph: nx.Graph,
     share: float = 0.9,
@@ -116,8 +179,8 @@ def effective_diameter(
 
     Exact up to `sources` peers, else estimated from that many random peers: raise it for a better estimate,
     lower it for speed. The search runs from 64 of them at once, one pass over all links per hop. If there are
-    distances above `max_hops_at_once`, as in long rings, it runs from one peer after the other, which is
-    faster then. `inf` if fewer pairs than `share` are connected.
+    distances above `max_hops_at_once`, as in long rings, it runs from one peer after the other, which
+    is faster then. `inf` if fewer pairs than `share` are connected.
     """
     nodes = sorted(graph.nodes)
     if len(nodes) < 2:
@@ -145,10 +208,9 @@ def _hop_counts(
     receivers = np.flatnonzero(np.diff(incoming.indptr))
     starts = incoming.indptr[:-1][receivers]
     counts = np.zeros(1)
-    for batch in np.array_split(sources, -(-len(sources) // 64)):
-        reached = np.zeros(
-            len(incoming.indptr) - 1, dtype=np.uint64
-        )  # by peer, a bit for each source
+    for batch in np.array_split(sources, ceil(len(sources) / 64)):
+        # For every peer, a bit for each source that reaches it.
+        reached = np.zeros(len(incoming.indptr) - 1, dtype=np.uint64)
         reached[batch] = np.uint64(1) << np.arange(len(batch), dtype=np.uint64)
         pairs = [len(batch)]  # reached pairs by number of hops
         while receivers.size and (len(pairs) == 1 or pairs[-1] > pairs[-2]):
@@ -176,8 +238,8 @@ def _deep_hop_counts(links: csr_array, sources: NDArray[np.intp]) -> NDArray[np.
 def weak_spots(graph: nx.Graph) -> tuple[list[Edge], list[int]]:
     """Return bridges (links) and cut peers (cut vertices): the loss of any one of them splits the swarm.
 
-    A directed graph is split if it is no longer strongly connected. Takes one pass over the biconnected
-    components (undirected), or over the dominator trees of one peer, forwards and backwards (directed).
+    A directed graph is split if it is no longer strongly connected. The time is linear in the size of the
+    graph: one pass over the biconnected components (undirected), or over two dominator trees (directed).
     """
     if isinstance(graph, nx.DiGraph):
         return _directed_weak_spots(graph)
@@ -194,6 +256,11 @@ def weak_spots(graph: nx.Graph) -> tuple[list[Edge], list[int]]:
 
 
 def _directed_weak_spots(graph: nx.DiGraph) -> tuple[list[Edge], list[int]]:
+    """Return bridges and cut peers of a directed graph, by the dominator trees of one peer, the root.
+
+    A peer or link that all paths from the root to another peer use is in the tree of the graph; one that all
+    paths back to the root use is in the tree of the reversed graph. The root itself is tried by removal.
+    """
     require_connected(graph, "the graph whose weak spots are wanted")
     root = min(graph.nodes)
     bridges: set[Edge] = set()
@@ -201,23 +268,23 @@ def _directed_weak_spots(graph: nx.DiGraph) -> tuple[list[Edge], list[int]]:
     for backwards in (False, True):
         directed = graph.reverse(copy=False) if backwards else graph
         dominators = nx.immediate_dominators(directed, root)
-        parent = {node: above for node, above in dominators.items() if node != root}
-        cut_peers |= {above for above in parent.values() if above != root}
+        parent = {node: parent_node for node, parent_node in dominators.items() if node != root}
+        cut_peers |= {parent_node for parent_node in parent.values() if parent_node != root}
         # In preorder, the subtree of a node is a range: from its number, as long as its size.
-        tree = nx.DiGraph((above, node) for node, above in parent.items())
+        tree = nx.DiGraph((parent_node, node) for node, parent_node in parent.items())
         order = list(nx.dfs_preorder_nodes(tree, root)) if parent else [root]
         number = {node: position for position, node in enumerate(order)}
         size = Counter(order)
         for node in reversed(order[1:]):
             size[parent[node]] += size[node]
-        for node, above in parent.items():
+        for node, parent_node in parent.items():
             # A bridge: all other links into `node` come from its own subtree.
-            if directed.has_edge(above, node) and all(
+            if directed.has_edge(parent_node, node) and all(
                 0 <= number[other] - number[node] < size[node]
                 for other in directed.predecessors(node)
-                if other != above
+                if other != parent_node
             ):
-                bridges.add((node, above) if backwards else (above, node))
+                bridges.add((node, parent_node) if backwards else (parent_node, node))
     others = graph.subgraph(node for node in graph if node != root)
     if len(components(others)) > 1:
         cut_peers.add(root)
@@ -258,15 +325,16 @@ def _checked_adjacency(graph: nx.Graph, undirected_rule: str = "") -> csr_array:
 
 
 def _with_kept_shares(sent: csr_array) -> csr_array:
-    """Add the diagonal: each peer keeps the share that it does not send."""
+    """Return the matrix of sent shares with its diagonal: each peer keeps the share that it does not send."""
     kept = 1.0 - np.asarray(sent.sum(axis=0)).ravel()
     return csr_array(sent + diags_array(kept, format="csr"))
 
 
 def metropolis(graph: nx.Graph) -> csr_array:
-    """Metropolis–Hastings weights: 1 / (1 + larger degree) on each link; peers need only local knowledge.
+    """Return Metropolis–Hastings weights: 1 / (1 + the larger degree of its two peers) for each link.
 
-    The matrix is symmetric, so averaging needs no push-sum weights, and hubs do not slow other peers down.
+    A peer needs to know only its neighbours' degrees. The matrix is symmetric, so averaging needs no push-sum
+    weights, and hubs do not slow other peers down.
     """
     matrix = _checked_adjacency(graph, "metropolis")
     degree = np.asarray(matrix.sum(axis=1)).ravel()
@@ -277,24 +345,27 @@ def metropolis(graph: nx.Graph) -> csr_array:
 
 
 def max_degree(graph: nx.Graph) -> csr_array:
-    """1 / (1 + largest degree in the swarm) on each link. Symmetric; slow if one hub is large."""
+    """Return weights of 1 / (1 + the largest degree in the swarm) for each link.
+
+    The matrix is symmetric. Averaging is slow if one hub has many links.
+    """
     matrix = _checked_adjacency(graph, "max-degree")
     largest = float(np.asarray(matrix.sum(axis=1)).max())
     return _with_kept_shares(csr_array(matrix / (1.0 + largest)))
 
 
 def uniform_push(graph: nx.Graph) -> csr_array:
-    """Equal shares for the peer itself and every out-neighbour: push-sum's default, for any graph."""
+    """Return equal shares for the peer itself and every out-neighbour: push-sum's default, for any graph."""
     matrix = _checked_adjacency(graph)
     out_degree = np.asarray(matrix.sum(axis=1)).ravel()
     return _with_kept_shares(csr_array(matrix.T @ diags_array(1.0 / (1.0 + out_degree))))
 
 
 def edge_weights(graph: nx.Graph, attribute: str = "weight") -> csr_array:
-    """Shares from an attribute of the edges: edge (u, v) has the share of u's mass that v gets.
+    """Return the shares in an attribute of the edges: edge (u, v) has the share of u's mass that v gets.
 
-    A peer keeps the rest. Raises, naming edge or peer, if an edge lacks the attribute, a share is outside
-    0 … 1, or a peer sends more than it has.
+    A peer keeps what it does not send. Raises, naming edge or peer, if an edge lacks the attribute, a share
+    is outside 0 … 1, or a peer sends more than it has.
     """
     _checked_adjacency(graph)  # for its checks
     nodes = sorted(graph)
@@ -336,7 +407,7 @@ def has_weights(graph: nx.Graph) -> bool:
 
 
 def mixing_matrix(graph: nx.Graph, rule: Rule = "push") -> csr_array:
-    """Return the matrix of one exchange on `graph` with the named weight rule, checked."""
+    """Return the matrix of one exchange on `graph` with a weight rule; raise unless columns sum to 1."""
     if rule not in RULES:
         raise TopologyError(f"unknown weight rule {rule!r}: use {', '.join(RULES)}")
     matrix = RULES[rule](graph)
@@ -358,13 +429,13 @@ def check_stochastic(
     height, width = matrix.shape  # pyright: ignore[reportGeneralTypeIssues]
     if height != width:
         raise TopologyError(f"a mixing matrix is square, not {height} × {width}")
-    label = list(range(width)) if names is None else list(names)
+    peer_names = list(range(width)) if names is None else list(names)
     entries = coo_array(matrix)
     invalid = np.flatnonzero(~(entries.data >= -tolerance))  # ~(≥) also finds NaN
     if invalid.size:
         receiver, sender = (int(axis[invalid[0]]) for axis in entries.coords)
         raise TopologyError(
-            f"peer {label[sender]} gives peer {label[receiver]} the share "
+            f"peer {peer_names[sender]} gives peer {peer_names[receiver]} the share "
             f"{entries.data[invalid[0]]:.9g}: shares are 0 or more"
         )
     checks = [(0, "column", "sends and keeps")] * columns + [(1, "row", "receives")] * rows
@@ -374,8 +445,8 @@ def check_stochastic(
         if wrong.size:
             first = int(wrong[0])
             raise TopologyError(
-                f"not {word}-stochastic: peer {label[first]} {verb} {sums[first]:.9g} in all, not 1 "
-                f"({wrong.size} of {len(label)} peers have a wrong sum)"
+                f"not {word}-stochastic: peer {peer_names[first]} {verb} {sums[first]:.9g} in all, not 1 "
+                f"({wrong.size} of {width} peers have a wrong sum)"
             )
 
 
@@ -438,8 +509,10 @@ def require_models_connected(graph: nx.Graph, members: Members, rule: Rule = "pu
 
 
 def _require_aperiodic(model: str, matrix: csr_array) -> None:
-    """Raise if no peer keeps a share and the lengths of all cycles have a common factor > 1: mass would
-    circulate for ever."""
+    """Raise TopologyError if mass would circulate for ever instead of mixing.
+
+    It does if no peer keeps a share of its mass and the lengths of all cycles have a common factor above 1.
+    """
     nonzero = csr_array(matrix * (matrix > 1e-12))  # without rounding errors
     nonzero.eliminate_zeros()
     if not nonzero.diagonal().any() and not nx.is_aperiodic(

@@ -163,7 +163,8 @@ class Peer:
 
     def status(self, state, **more):
         return {"state": state, "session": self.session, "phase": "training", "reason": "", "statement": [],
-                "leaving": self.leaving, "counts": {self.model: 0}, "generation": 1, "reclaimed": []} | more
+                "leaving": self.leaving, "counts": {self.model: 0}, "generation": 1, "reclaimed": [],
+                "hops": [0, 0]} | more
 
     def card(self):
         return {"session": self.session, "since": time.time(), "samples": 1, "generation": 1, "lease": 600.0,

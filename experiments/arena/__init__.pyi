@@ -1,12 +1,15 @@
 from .arena import Arena as Arena
 from .arena import Round as Round
+from .arena import frame as frame
 from .events import Lockstep as Lockstep
 from .events import VirtualTime as VirtualTime
 from .events import Wire as Wire
 from .lockstep import ExactMean as ExactMean
 from .lockstep import Gossip as Gossip
 from .lockstep import Mixing as Mixing
+from .lockstep import Robust as Robust
 from .lockstep import Server as Server
+from .lockstep import Steady as Steady
 from .network import FAMILIES as FAMILIES
 from .network import Conditions as Conditions
 from .network import Distribution as Distribution
@@ -17,7 +20,7 @@ from .network import parse as parse
 from .sharing import AutoSharing as AutoSharing
 from .simulation import LearningSimulation as LearningSimulation
 from .simulation import Mean as Mean
-from .simulation import Reading as Reading
+from .simulation import PeerTestResult as PeerTestResult
 from .simulation import Simulation as Simulation
 from .simulation import read_gain as read_gain
 from .simulation import save_networks as save_networks

@@ -1,9 +1,9 @@
-"""Simulate a swarm in one process, round by round: every peer trains, all average, every peer is tested."""
+"""The arena: simulates a swarm in one process, whose peers train, average and are tested round by round."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,8 @@ from ...models import (
     Metrics,
     ModelError,
     PeerCountAware,
-    implementers,
     measure_gain,
+    networks_by_model,
     training_apart,
 )
 from ...models.stack import (
@@ -36,10 +36,11 @@ from ...models.stack import (
     memory_needs,
 )
 from ...peer import MatchedStore
-from .lockstep import Averager, ExactMean, Gossip, Mixing
+from .lockstep import Averager, ExactMean, Gossip, Mixing, Robust, Steady
 
 if TYPE_CHECKING:  # heavy imports (gossipers, compressors, scipy), needed only with `wire=`
     from .events import Lockstep, Wire, WiredAverager
+    from .shards import Shard
     from .sharing import AutoSharing
 
 
@@ -47,7 +48,9 @@ if TYPE_CHECKING:  # heavy imports (gossipers, compressors, scipy), needed only 
 class Round:
     """Training and test metrics of one round, one entry per peer.
 
-    `tests` is empty if the round was not tested. `gains` has one entry per peer with a lone twin.
+    index: the number of the round, from 1.
+    training: of the samples that were trained. tests: of the peers' test samples; empty if the round was not
+    tested. gains: what peers gain by taking part, one entry per peer with a lone twin.
     """
 
     index: int
@@ -57,7 +60,7 @@ class Round:
 
     @property
     def accuracy(self) -> float:
-        """The mean over peers of the accuracy on their own test samples (NaN if not tested).
+        """The mean over peers of the accuracy on their own test samples; NaN if the round was not tested.
 
         Peers without test samples are left out. Regression has no accuracy: use `loss`.
         """
@@ -67,6 +70,29 @@ class Round:
     def loss(self) -> float:
         """The mean over peers of the loss per test sample; peers without test samples are left out."""
         return _mean([test.mean_loss for test in self.tests if test.samples])
+
+
+def frame(rounds: Iterable[Round], peers: Sequence[str] | None = None) -> Any:
+    """Run rounds, and return their tests as a pandas DataFrame.
+
+        frame(Arena(learners).run(30)).groupby("round")["accuracy"].mean()
+
+    It has a row for every test of a peer, with the columns `round`, `peer`, `accuracy`, `loss` and one for
+    every named metric. peers: their names; their numbers if left out.
+    """
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            "round": each.index,
+            "peer": number if peers is None else peers[number],
+            "accuracy": test.accuracy,
+            "loss": test.mean_loss,
+            **test.values,
+        }
+        for each in rounds
+        for number, test in enumerate(each.tests)
+    )
 
 
 class Arena:
@@ -84,38 +110,43 @@ class Arena:
     a network yourself, call `release()`; otherwise the whole stack, with all peers' values, is pickled too.
 
     every
-        Local training passes (of `local_samples` samples each) before each averaging.
+        How many times a learner trains on `local_samples` samples in a round, before values are averaged.
     weights
         The weight of each learner in averages (its number of samples, for example); by default all are equal.
     test_every
-        Rounds between two tests. The last round is always tested.
+        Rounds from one test to the next. The last round is always tested.
     mixing
-        How peers average: `ExactMean()`, the default, or `Gossip(graph)`.
+        How peers average: `ExactMean()`, the default, gives all peers of a partial model its exact mean;
+        `Gossip(graph)` lets neighbours exchange values a few times; `Server()` averages as a server would.
     device
         The torch device of the stacks, such as "cuda"; by default the networks' own device. If it is another
         device, values are copied back to the networks after each round.
     threads
         Threads that train peers in parallel; by default one per core (one in a multiprocessing worker
-        process). The result does not depend on it.
+        process; with `shard`, ranks share the cores). The result does not depend on it.
     memory
         Bytes that the arena may use; by default the free memory. If more is needed, the constructor raises
         ModelError naming the largest item; `needs()` lists them all.
     stores
-        Optional `MatchedStore` per learner, for partial models whose peers have layers of different widths:
-        they map each peer's values to a common width, at which the model is averaged. Not supported with
+        A `MatchedStore` for each learner, for partial models whose peers have layers of different widths.
+        Stores map each peer's values to a common width, at which the model is averaged. Not supported with
         `device`.
     sharing
         `AutoSharing()` lets the swarm decide by itself which cells it shares, and with whom; the learners'
         slices are replaced, unless it has `keep_models`. Members of a group that formed itself average among
         each other whatever the graph of `Gossip(…)` is. Not supported with `wire`, `stores` or `device`.
     wire
-        Simulate transmission: rounding, compression, skipped pushes, as in `Wire(compress="int8")`. Peers
-        then run the same gossip code as live peers instead of one matrix product, and
-        `arena.wire_simulation` counts bytes. Needs `mixing=Gossip(…)` or `Server()`; not supported with
-        `device`.
+        How values change on the way from peer to peer: rounded, compressed or skipped, as in
+        `Wire(compress="int8")`. Peers then run the same gossip code as live peers instead of one matrix
+        product, and `arena.wire_simulation` counts bytes. Needs `mixing=Gossip(…)` or `Server()`; not
+        supported with `device`.
     twins
         The indices of learners that get a lone twin, which trains alone: `Round.gains` then tells what these
         peers gain by taking part. The peers' own results do not change. See gossamer.models.LoneTwin.
+    shard
+        Which peers of a larger swarm the learners are, if it is divided among several processes; see
+        shards.py. `mixing` is that of the whole swarm; all else is of these learners only. Not supported
+        with `wire`, `stores` or `sharing`.
     """
 
     def __init__(
@@ -133,6 +164,7 @@ class Arena:
         wire: Wire | None = None,
         sharing: AutoSharing | None = None,
         twins: Sequence[int] = (),
+        shard: Shard | None = None,
     ):
         if not learners:
             raise ModelError("an arena needs at least one learner")
@@ -149,6 +181,9 @@ class Arena:
             raise ModelError(
                 f"mixing must be ExactMean(), Gossip(graph) or Server(), not a {type(mixing).__name__}"
             )
+        if isinstance(mixing, Steady | Robust) and wire is None:
+            kind = type(mixing).__name__
+            raise ModelError(f"{kind}(…) is simulated message by message: add wire=Wire()")
         if threads is not None and threads < 1:
             raise ModelError(f"{threads} threads: an arena needs at least one")
         self._learners = list(learners)
@@ -158,14 +193,22 @@ class Arena:
         self.sharing = sharing
         if sharing is not None:
             if wire is not None or stores or device is not None:
-                raise ModelError("`sharing` cannot be combined with `wire`, `stores` or `device`")
+                raise ModelError(
+                    "`sharing` cannot be combined with `wire`, `stores` or `device`: leave these out"
+                )
             sharing.start(self._learners, mixing or ExactMean())
-        count = len(self._learners)
+        if shard is not None and (wire is not None or stores or sharing is not None):
+            raise ModelError(
+                "`shard` cannot be combined with `wire`, `stores` or `sharing`: leave these out"
+            )
+        self._shard = shard
+        count = len(self._learners) if shard is None else shard.peers
         for learner in self._learners:
             if isinstance(learner, PeerCountAware):  # in an arena, every peer sees all the others
                 learner.peers_seen = lambda: count
         self._every, self._test_every = every, test_every
-        self._threads = threads or available_cores()
+        ranks_here = 1 if shard is None else shard.on_machine
+        self._threads = threads or max(1, available_cores() // ranks_here)
         self._device = _device(device)
         specs = group_learners(self._learners)
         network_device = self._learners[0].network.flat.device
@@ -185,7 +228,9 @@ class Arena:
                 self._learners, mixing or ExactMean(), weights, wire, stores or ()
             )
             self._needs = combine_needs([self._needs, self._wired.needs()])
-        self._needs.check_fits(memory if memory is not None else free_memory(stack_device))
+        self._needs.check_fits(
+            memory if memory is not None else free_memory(stack_device) // ranks_here
+        )
         self._mixing, self._weights, self._stores = mixing or ExactMean(), weights, stores or ()
         self._form_groups(specs)
         if device is not None and (common := self._averager.common_width_models):
@@ -196,20 +241,24 @@ class Arena:
         self._workers: Workers | None = None
 
     def renew(self) -> None:
-        """Take over samples and slices that learners have been given since the arena was built."""
+        """Stack the learners anew, after they were given other samples or slices."""
         if self.twins is not None:
             raise ModelError("`twins` have the samples that peers began with: build a new Arena")
         self._renew()
 
     def _renew(self) -> None:
+        """Stack the learners anew; groups that formed themselves average whatever the graph is."""
         if self.sharing is not None and isinstance(self._mixing, Gossip):
-            models = implementers([learner.network for learner in self._learners])
+            models = networks_by_model([learner.network for learner in self._learners])
             groups = self.sharing.assignment.among_all_members(models, self.sharing.given_groupings)
             self._mixing = replace(self._mixing, complete=groups)
         self._form_groups(group_learners(self._learners), self._averager.step)
 
     def _form_groups(self, specs: Sequence[GroupSpec], step: int = 0) -> None:
-        """Stack the learners. step: how many averagings there have been."""
+        """Stack the learners in groups that can be trained together.
+
+        step: how often the learners were averaged before, on which the graph of the next exchange depends.
+        """
         self._groups: list[Group] = [
             form_group(spec, self._learners, self._device) for spec in specs
         ]
@@ -224,10 +273,11 @@ class Arena:
             self._weights,
             self._stores,
             step=step,
+            shard=self._shard,
         )
 
     def __repr__(self) -> str:
-        """How many learners were stacked, and in how many stacks."""
+        """Return how many learners were stacked, in how many stacks, and the memory that they need."""
         stacks = [group for group in self._groups if group.stacked]
         stacked = sum(len(group.indices) for group in stacks)
         rest = len(self._learners) - stacked
@@ -237,12 +287,12 @@ class Arena:
         )
 
     def needs(self) -> MemoryNeeds:
-        """The memory that this arena needs, item by item."""
+        """Return the memory that this arena needs, item by item."""
         return self._needs
 
     @property
     def mixing(self) -> Mixing:
-        """How peers average now: with `sharing`, groups may have formed that the graph does not limit."""
+        """How peers average now; with `sharing`, it changes when groups form."""
         return self._mixing
 
     @property
@@ -314,7 +364,7 @@ class Arena:
             group.release()
 
     def _rows_by_group(self, peers: Sequence[int] | None) -> list[tuple[Group, list[int]]]:
-        """The groups that contain these learners (all learners if None), and the learners' rows in each."""
+        """Return the groups of these learners (of all, if None), and the learners' rows in each group."""
         if peers is None:
             return [(group, list(range(len(group.indices)))) for group in self._groups]
         rows_by_group: dict[Group, list[int]] = {}
@@ -351,25 +401,27 @@ class Arena:
             self._learners[index].network.check_all_finite()
 
     def _thread_pool(self) -> Workers:
+        """Return the threads that train and average, which start when they are first needed."""
         if self._workers is None:
             self._workers = Workers(self._threads)
         return self._workers
 
 
 class _AloneArena(Arena):
-    """An arena in which a learner may diverge: a peer may be stable only because it is averaged."""
+    """An arena whose learners may diverge: some peers are stable only because they are averaged."""
 
     def _refuse_diverged(self, suspects: Sequence[int]) -> None:
         pass
 
 
 class Twins:
-    """The lone twins of some learners, stacked in an arena of their own, whose peers never average.
+    """The lone twins of some learners, which train in an arena of their own and never average.
 
     Twins are not rows of the peers' stacks: products of stacks of another size are rounded differently, and a
-    swarm with twins must have the same results as one without. options: of Arena.
+    swarm with twins must have the same results as one without.
 
-    `alone` are the twins' learners, in the order of the peers' `learners`.
+    learners: the learners that get a twin. options: those of `Arena`.
+    alone: the twins, in the order of `learners`.
     """
 
     def __init__(self, learners: Sequence[Learner], **options: Any):
@@ -379,7 +431,7 @@ class Twins:
         self._trainings = 0
 
     def needs(self) -> MemoryNeeds:
-        """The memory that the twins need, item by item."""
+        """Return the memory that the twins need, item by item."""
         return self._arena.needs()
 
     def train(self, twins: Sequence[int] | None = None) -> None:
@@ -389,17 +441,19 @@ class Twins:
         self._trainings += 1
 
     def gains(self) -> tuple[Gain, ...]:
-        """Test each of the learners and its twin."""
+        """Test each of the learners and its twin, and return how much better the learner is."""
         self._arena.write_back()
         pairs = zip(self._learners, self.alone, strict=True)
         return tuple(measure_gain(learner, alone) for learner, alone in pairs)
 
 
 def _mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN if there are no values."""
     return float(np.mean(values)) if values else nan
 
 
 def _device(name: str | torch.device | None) -> torch.device | None:
+    """Return the torch device of this name; ModelError if there is none."""
     if name is None:
         return None
     try:

@@ -1,10 +1,10 @@
-"""The event-driven simulator: the gossipers of live peers over a simulated network, with one event heap.
+"""The event-driven simulator: the gossipers of live peers over a simulated network, with one heap of events.
 
-The gossipers decide what the messages contain. When messages are sent, delivered or lost is planned before.
+The gossipers decide what messages contain; when messages are sent, delivered or lost is planned in advance.
 `VirtualTime` follows a timetable with delays, losses and churn, and calls back when a peer has trained.
-`Lockstep` is the same loop with delay 0, for links that round or compress values: all peers push at the same
-time, and no message is lost, repeated or recalled. Both are slower than the matrix products of `lockstep.py`
-and the arrays of `vectorised.py`, and are the reference for their results.
+`Lockstep` is the same loop with nearly no delay, for wires that round or compress values: all peers push at
+the same time, and no message is lost, repeated or recalled. Both are slower than the matrix products of
+`lockstep.py` and the arrays of `vectorised.py`, and are the reference for their results.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ import networkx as nx
 import numpy as np
 
 from ...gossip import (
-    FLOOR,
+    MIN_WEIGHT,
     ONE,
     Array,
     Drift,
     Give,
     Gossiper,
     Message,
+    RobustRoundsMode,
+    RobustServerMode,
+    RoundsMode,
     ServerMode,
+    SteadyMode,
     Store,
     WireDtype,
     as_sent,
@@ -44,16 +48,17 @@ from ...gossip.compress import (
     Traffic,
     parse,
 )
-from ...models import Learner, ModelError, WeightAware, check_weights, implementers
+from ...models import Learner, ModelError, Scorer, WeightAware, check_weights, networks_by_model
 from ...models.stack import MemoryItem, MemoryNeeds
 from ...peer import MatchedStore, NetworkStore, blocks, schema_entries
-from .lockstep import Gossip, Mixing, Server
+from .lockstep import Gossip, Mixing, Robust, Server, Steady
 from .network import CHANGE, CREDIT, PUSH, SETTLE, TRAIN, Clock, Timetable, World, share_rule
 
 MOMENT = 1e-9
-"""Seconds that a message takes in lockstep: all messages of an exchange are sent before the first arrives."""
+"""Virtual seconds that a message takes in lockstep; not 0, so that all messages of an exchange are sent
+before the first arrives."""
 WINDOW = 64
-"""Steps of a schedule without a period from which the number of its links is estimated."""
+"""How many steps of a schedule that never repeats are looked at to estimate the number of its links."""
 
 
 # --- links ------------------------------------------------------------------------------------------
@@ -65,8 +70,10 @@ class Wire:
 
     Compressors, their references and their limits are those of live peers.
 
-    dtype: of values that are sent uncompressed. compress: a compressor's name, as in a config. drift: see
-    `gossip.Drift`. shapes: the shapes of each vector's blocks, for compressors that work on matrices.
+    dtype: the type of values that are sent uncompressed.
+    compress: a compressor's name, as in a config.
+    drift: by how much a value must have changed to be sent, see `gossip.Drift`.
+    shapes: the shapes of each model's blocks, for compressors that work on matrices.
     """
 
     dtype: WireDtype = "float32"
@@ -76,18 +83,18 @@ class Wire:
 
     @property
     def lossy(self) -> Callable[[str, Array], Array] | None:
-        """How sending an uncompressed value changes it; None if the receiver reads the exact value."""
+        """The function that changes an uncompressed value as sending it does; None if nothing changes it."""
         return _as_float16 if self.dtype == "float16" else None
 
     def fitted(self, shapes: Mapping[str, Shapes], sizes: Mapping[str, int]) -> Wire:
-        """The wire for vectors made of these blocks; ModelError if its compressor does not fit one of them.
+        """Return the wire for models made of these blocks; ModelError if its compressor does not fit one.
 
-        As with live peers, blocks are ignored if their sizes do not add up to the size of their vector.
+        As with live peers, blocks are ignored if their sizes do not add up to the size of their model.
         """
-        fit = {
-            vector: each
-            for vector, each in shapes.items()
-            if sum(math.prod(shape) for shape in each) == sizes[vector]
+        fitting_shapes = {
+            model: each
+            for model, each in shapes.items()
+            if sum(math.prod(shape) for shape in each) == sizes[model]
         }
         if self.compress is not None:
             if self.dtype != "float32":
@@ -95,16 +102,16 @@ class Wire:
                     f"compress = {self.compress!r} and dtype = {self.dtype!r} exclude each other: leave "
                     "out one of them"
                 )
-            for vector, each in fit.items():
+            for model, each in fitting_shapes.items():
                 try:
                     parse(self.compress).check_shapes(each)
                 except CompressError as error:
-                    raise ModelError(f"model {vector!r}: {error}") from None
-        return replace(self, shapes=fit)
+                    raise ModelError(f"model {model!r}: {error}") from None
+        return replace(self, shapes=fitting_shapes)
 
 
 class LinkState:
-    """The link state of one session of a peer: references of compressors, and the values pushed last."""
+    """What one session of a peer knows of its links: the compressors' references, the values pushed last."""
 
     def __init__(self, wire: Wire):
         pipeline = None if wire.compress is None else parse(wire.compress)
@@ -112,13 +119,13 @@ class LinkState:
         self._drift = None if wire.drift is None else Drift(wire.drift, self.links.traffic)
         self._dtype: WireDtype = wire.dtype
 
-    def skips(self, gossiper: Gossiper, vector: str, messages: int) -> bool:
-        """Whether a push is skipped because the value has hardly changed since the last push."""
+    def skips(self, gossiper: Gossiper, model: str, messages: int) -> bool:
+        """Return whether a push is skipped because the value has hardly changed since the last push."""
         if self._drift is None:
             return False
-        return self._drift.skips(vector, gossiper.value(vector), messages)
+        return self._drift.skips(model, gossiper.value(model), messages)
 
-    def sent(self, give: Give) -> int:
+    def count_sent(self, give: Give) -> int:
         """Count a transfer that is sent; return the bytes of its value, without headers."""
         uncompressed = (
             np.dtype(sufficient_dtype(give.value, self._dtype)).itemsize * give.value.size
@@ -129,7 +136,7 @@ class LinkState:
         return give.packed.nbytes
 
 
-def _as_float16(_vector: str, value: Array) -> Array:
+def _as_float16(_model: str, value: Array) -> Array:
     return as_sent(value, sufficient_dtype(value, "float16"))
 
 
@@ -152,11 +159,15 @@ class Outcome(NamedTuple):
 class EventSimulator:
     """One gossiper for each peer, as live peers have it, and one heap of events.
 
-    names: of the peers, by index. stores: their vectors. weights: units of push-sum weight that each peer
-    adds when it joins. modes: of the gossipers; by default, they push when `push` is called. fraction: see
-    `share_rule`.
+    names: the names of the peers; elsewhere peers have their indices in this list.
+    stores: the peers' values.
+    weights: the push-sum weight that each peer adds when it joins, in units of which a peer has `ONE`.
+    modes: the modes of the gossipers; by default, they push when `push` is called.
+    steady: makes the mode of a peer's next session, for peers that send values without weight.
+    fraction: the fraction of its mass that a peer sends, see `share_rule`.
 
-    `gossipers` are those of the peers that are online, by index; `bytes` counts the values sent, by vector.
+    gossipers: those of the peers that are online, by index.
+    bytes: the bytes of the values sent so far, by model.
     """
 
     def __init__(
@@ -166,9 +177,11 @@ class EventSimulator:
         weights: Sequence[int],
         wire: Wire,
         *,
-        modes: Sequence[ServerMode] = (),
+        modes: Sequence[ServerMode | RoundsMode] = (),
+        steady: Callable[[int], SteadyMode] | None = None,
         fraction: float | None = None,
     ) -> None:
+        self._steady = steady
         self.stores, self.now = list(stores), 0.0
         self.gossipers: dict[int, Gossiper] = {}
         self.bytes: Counter[str] = Counter()
@@ -183,65 +196,83 @@ class EventSimulator:
 
     @property
     def sent(self) -> int:
-        """Bytes of all values sent so far."""
+        """The bytes of all values sent so far."""
         return self.bytes.total()
 
-    def traffic(self, vector: str) -> Traffic:
-        """What compression and skipped pushes saved and distorted in one vector, over all sessions."""
-        now = (each.links.traffic.get(vector, Traffic()) for each in self._links.values())
-        return sum(now, self._ended_traffic.get(vector, Traffic()))
+    def traffic(self, model: str) -> Traffic:
+        """Return what compression and skipped pushes saved and distorted in one model, over all sessions."""
+        now = (each.links.traffic.get(model, Traffic()) for each in self._links.values())
+        return sum(now, self._ended_traffic.get(model, Traffic()))
 
-    def counted(self) -> list[tuple[str, int, Traffic]]:
-        """For each vector that was sent or skipped: the bytes sent, and its traffic statistics."""
-        seen = {vector for each in self._links.values() for vector in each.links.traffic}
+    def traffic_by_model(self) -> list[tuple[str, int, Traffic]]:
+        """Return, for each model that was sent or skipped, its name, the bytes sent, and its statistics."""
+        seen = {model for each in self._links.values() for model in each.links.traffic}
         return [
-            (vector, self.bytes[vector], self.traffic(vector))
-            for vector in sorted(seen | self._ended_traffic.keys() | self.bytes.keys())
+            (model, self.bytes[model], self.traffic(model))
+            for model in sorted(seen | self._ended_traffic.keys() | self.bytes.keys())
         ]
 
-    def units(self, index: int, vector: str) -> int:
-        """The units of weight that a peer holds; 0 if it is offline."""
-        return self.gossipers[index].weight(vector) if index in self.gossipers else 0
+    def units(self, index: int, model: str) -> int:
+        """Return the weight that a peer holds, in units of which a peer starts with `ONE`; 0 if offline."""
+        return self.gossipers[index].weight(model) if index in self.gossipers else 0
 
     def begin(self, index: int, seed: int, *, founder: bool) -> None:
-        """Begin a session. A founder's weight counts at once, another's after it has received a transfer."""
+        """Begin a session. A founder adds its weight at once, a newcomer after its first transfer arrived."""
         self._sessions[index] += 1
         name, state = self._names[index], LinkState(self._wire)
+        mode = self._modes[index] if self._modes else None
         self.gossipers[index] = gossiper = Gossiper(
             name, f"{name}/{self._sessions[index]}", self.stores[index],
-            mode=self._modes[index] if self._modes else None,
+            mode=mode if self._steady is None else self._steady(index),
             seed=seed, lossy=self._wire.lossy, links=state.links,
         )  # fmt: skip
         self._links[index] = state
-        for vector in gossiper.models:
-            gossiper.inject(vector, self._weights[index], after_first_transfer=not founder)
+        for model in gossiper.models:
+            gossiper.inject(model, self._weights[index], after_first_transfer=not founder)
+        if self._steady is not None:
+            gossiper.tick(self.now)  # it notes the values before the first training
 
     def end(self, index: int) -> None:
         """End a session without notice; neighbours settle their open transfers to this peer later."""
         del self.gossipers[index]
-        for vector, each in self._links.pop(index).links.traffic.items():
-            self._ended_traffic[vector] += each
+        for model, each in self._links.pop(index).links.traffic.items():
+            self._ended_traffic[model] += each
 
-    def introduce(self, one: int, other: int) -> None:
+    def introduce(self, first: int, second: int) -> None:
         """Announce two gossipers to each other."""
-        for receiver, announced in ((one, other), (other, one)):
+        for receiver, announced in ((first, second), (second, first)):
             gossiper = self.gossipers[announced]
             self.gossipers[receiver].peer_online(gossiper.peer, gossiper.session, gossiper.models)
 
-    def push(self, vector: str, index: int, outcomes: Mapping[int, Outcome], now: float) -> bool:
+    def push(self, model: str, index: int, outcomes: Mapping[int, Outcome], now: float) -> bool:
         """Let a peer push a share to each of its receivers; False if its value is not finite.
 
         The push is skipped if the weight is too small to be split or the value has hardly changed.
         """
-        gossiper, fan = self.gossipers[index], len(outcomes)
-        weight = gossiper.weight(vector)
-        share: int = self._share(weight, fan)
-        if min(share, weight - share * fan) < FLOOR:
+        gossiper, receivers = self.gossipers[index], len(outcomes)
+        if self._steady is not None:
+            return self._send_values(model, index, outcomes, now)
+        weight = gossiper.weight(model)
+        share: int = self._share(weight, receivers)
+        if min(share, weight - share * receivers) < MIN_WEIGHT:
             return True
-        if self._links[index].skips(gossiper, vector, fan):
+        if self._links[index].skips(gossiper, model, receivers):
             return True
         names = sorted(self._names[other] for other in outcomes)
-        if not gossiper.push(vector, dict.fromkeys(names, share), now):
+        if not gossiper.push(model, dict.fromkeys(names, share), now):
+            return False
+        self._transmit(index, outcomes)
+        return True
+
+    def _send_values(
+        self, model: str, index: int, outcomes: Mapping[int, Outcome], now: float
+    ) -> bool:
+        """Let a peer send its value, without weight; nothing if it is a newcomer that waits for others'."""
+        gossiper = self.gossipers[index]
+        if not gossiper.injected(model):
+            return True
+        names = sorted(self._names[other] for other in outcomes)
+        if not gossiper.send_values(model, names, now):
             return False
         self._transmit(index, outcomes)
         return True
@@ -251,7 +282,7 @@ class EventSimulator:
         messages = self.gossipers[index].poll()
         for give in messages:
             assert isinstance(give, Give)
-            self.bytes[give.model] += self._links[index].sent(give)
+            self.bytes[give.model] += self._links[index].count_sent(give)
             receiver = self._indices[give.receiver]
             arrives, closes, acknowledged = outcomes[receiver]
             if arrives < math.inf:
@@ -271,11 +302,12 @@ class EventSimulator:
                 self._at(answered, SETTLE, *ends, partial(self._deliver_answer, answer))
 
     def _deliver_answer(self, answer: Message, now: float) -> None:
-        if (giver := self.gossipers.get(self._indices[answer.receiver])) is not None:
-            giver.handle(answer, now)
+        """Give an answer to the sender of the transfer, if it is still online."""
+        if (sender := self.gossipers.get(self._indices[answer.receiver])) is not None:
+            sender.handle(answer, now)
 
     def _settle(self, give: Give, now: float) -> None:
-        """A sender that received no answer in time asks the receiver whether the transfer was credited."""
+        """Let a sender that received no answer in time ask the receiver whether the transfer was credited."""
         sender = self.gossipers.get(self._indices[give.sender])
         if sender is None or sender.session != give.session:
             return  # the sender's session ended, and its ledger with it
@@ -301,6 +333,7 @@ class EventSimulator:
         heapq.heappush(self._queue, (time, kind, index, other, self._number, call))
 
     def _run_until(self, end: float) -> None:
+        """Process the scheduled events before `end`, in order."""
         while self._queue and self._queue[0][0] < end:
             time, *_, call = heapq.heappop(self._queue)
             call(time)
@@ -310,11 +343,14 @@ class EventSimulator:
 
 
 class VirtualTime(EventSimulator):
-    """Gossipers that follow the timetables of a world.
+    """Gossipers that follow the timetables of a world: when peers train, push, leave and return.
 
-    graph: which peers may push to which. members: for each vector the peers that average it; the random
-    choices of each vector are independent, numbered by its position here. stores, weights, fraction: see
-    `EventSimulator`. fanout: neighbours that receive a share in one push.
+    graph: which peers may push to which.
+    members: for each model the peers that average it. The random choices of different models are independent;
+        they depend on a model's position here.
+    stores, weights, fraction: see `EventSimulator`.
+    fanout: the number of neighbours that receive a share in one push.
+    steady: see `EventSimulator`.
     on_trained: called as (peer, time) when a peer has done its local steps, before it pushes.
     on_arrival: called as (peer, time) when a peer begins another session.
     """
@@ -329,21 +365,28 @@ class VirtualTime(EventSimulator):
         *,
         fanout: int = 1,
         fraction: float | None = None,
+        steady: Callable[[int], SteadyMode] | None = None,
         wire: Wire | None = None,
         on_trained: Callable[[int, float], None] = lambda peer, time: None,
         on_arrival: Callable[[int, float], None] = lambda peer, time: None,
     ):
         names = [str(peer) for peer in range(world.peers)]
-        super().__init__(names, stores, weights, wire or Wire(), fraction=fraction)
+        super().__init__(names, stores, weights, wire or Wire(), steady=steady, fraction=fraction)
         self.world, self._graph = world, graph
         self._on_trained, self._on_arrival = on_trained, on_arrival
         self._tables = {
-            vector: Timetable(world, nx.subgraph(graph, peers), fanout=fanout, lane=lane)
-            for lane, (vector, peers) in enumerate(members.items())
+            model: Timetable(
+                world,
+                nx.subgraph(graph, peers),
+                fanout=fanout,
+                lane=lane,
+                in_turn=steady is not None,
+            )
+            for lane, (model, peers) in enumerate(members.items())
         }
         self._clock = Clock(world, np.arange(world.peers))
         for peer in np.flatnonzero(world.present_at(0.0)).tolist():
-            self._arrive(peer, founder=True)
+            self._begin_session(peer, founder=True)
 
     def run(self, seconds: float) -> None:
         """Let virtual time pass; events are planned one push interval ahead."""
@@ -358,33 +401,46 @@ class VirtualTime(EventSimulator):
         """Schedule all events before `end`, except for those of transfers, which their pushes schedule."""
         for _, peers, times, _ in self._clock.until(end):
             for time, peer in zip(times.tolist(), peers.tolist(), strict=True):
-                self._at(time, TRAIN, peer, 0, partial(self._on_trained, peer))
+                self._at(time, TRAIN, peer, 0, partial(self._trained, peer))
         for peer, time, arrives in zip(*self.world.changes(self.now, end), strict=True):
-            change = self._arrived if arrives else self._left
+            change = self._return if arrives else self._leave
             self._at(float(time), CHANGE, int(peer), int(arrives), partial(change, int(peer)))
-        for lane, (vector, table) in enumerate(self._tables.items()):
+        for lane, (model, table) in enumerate(self._tables.items()):
             plan = table.until(end)
             outcomes: list[dict[int, Outcome]] = [{} for _ in plan.peer]
-            t = plan.transfers
-            columns = (t.push, t.receiver, t.arrives, t.closes, t.acknowledged)
-            for push, receiver, *outcome in zip(*(c.tolist() for c in columns), strict=True):
+            transfers = plan.transfers
+            columns = (
+                transfers.push, transfers.receiver, transfers.arrives, transfers.closes,
+                transfers.acknowledged,
+            )  # fmt: skip
+            for push, receiver, *outcome in zip(*(each.tolist() for each in columns), strict=True):
                 outcomes[push][receiver] = Outcome(*outcome)
             pushes = zip(plan.time.tolist(), plan.peer.tolist(), outcomes, strict=True)
             for time, peer, each in pushes:
-                self._at(time, PUSH, peer, lane, partial(self.push, vector, peer, each))
+                self._at(time, PUSH, peer, lane, partial(self.push, model, peer, each))
 
-    def _arrive(self, peer: int, *, founder: bool) -> None:
+    def _trained(self, peer: int, now: float) -> None:
+        self._on_trained(peer, now)
+        if self._steady is not None and peer in self.gossipers:
+            mode = self.gossipers[peer].mode
+            assert isinstance(mode, SteadyMode)
+            mode.end_round(self.gossipers[peer])
+
+    def _begin_session(self, peer: int, *, founder: bool) -> None:
+        """Begin a session of a peer, and introduce it to its neighbours that are online."""
         keys = np.array([peer]), np.array([self._sessions[peer] + 1])
         self.begin(peer, int(self.world.draws.hashes("gossiper", *keys)[0]), founder=founder)
         for other in set(nx.all_neighbors(self._graph, peer)):
             if other in self.gossipers and other != peer:
                 self.introduce(peer, other)
 
-    def _arrived(self, peer: int, now: float) -> None:
-        self._arrive(peer, founder=False)
+    def _return(self, peer: int, now: float) -> None:
+        """Let a peer come back with a new session."""
+        self._begin_session(peer, founder=False)
         self._on_arrival(peer, now)
 
-    def _left(self, peer: int, now: float) -> None:
+    def _leave(self, peer: int, now: float) -> None:
+        """Let a peer leave without notice."""
         self.end(peer)
         for other in set(nx.all_neighbors(self._graph, peer)):
             if other in self.gossipers:
@@ -397,8 +453,10 @@ class VirtualTime(EventSimulator):
 class Lockstep(EventSimulator):
     """Gossipers that all exchange at the same time; the weights of all peers count from the start.
 
-    weights: each peer's weight in averages; 1 is an ordinary peer's. servers: for each vector the index of
-    the peer that averages it, for `serve`.
+    weights: each peer's weight in averages; by default a peer has 1.
+    servers: for each model the index of the peer that averages it, for `serve`.
+    robust: how a server, or every peer on a graph, combines values.
+    steady, graph: the peers' modes and links, for `exchange_values`.
     """
 
     def __init__(
@@ -409,34 +467,44 @@ class Lockstep(EventSimulator):
         wire: Wire,
         *,
         servers: Mapping[str, int] | None = None,
+        robust: Robust | None = None,
+        steady: Callable[[int], SteadyMode] | None = None,
+        graph: nx.Graph | None = None,
     ) -> None:
-        modes: list[ServerMode] = []
-        if servers is not None:
-            server_names = {vector: names[server] for vector, server in servers.items()}
-            # A vector without a server has only one peer, which then is its own server.
+        modes: list[ServerMode | RoundsMode] = []
+        if robust is not None and robust.graph is not None:
             modes = [
-                ServerMode(
-                    name, {vector: server_names.get(vector, name) for vector in store.names()}
-                )
-                for name, store in zip(names, stores, strict=True)
+                RobustRoundsMode(robust.exchanges, rule=robust.rule, hostile=robust.hostile)
+                for _ in names
             ]
-        super().__init__(
-            names, stores, [round(ONE * weight) for weight in weights], wire, modes=modes
-        )
+        if servers is not None:
+            server_names = {model: names[server] for model, server in servers.items()}
+            # A model without a server has only one peer, which then is its own server.
+            for name, store in zip(names, stores, strict=True):
+                own = {model: server_names.get(model, name) for model in store.names()}
+                modes.append(
+                    ServerMode(name, own)
+                    if robust is None
+                    else RobustServerMode(name, own, rule=robust.rule, hostile=robust.hostile)
+                )
+        units = [round(ONE * weight) for weight in weights]
+        super().__init__(names, stores, units, wire, modes=modes, steady=steady)
         self._introduced: set[tuple[int, int]] = set()
         self._round = 0
         for index in range(len(names)):
             self.begin(index, index, founder=True)
-        for vector, server in (servers or {}).items():
+        for model, server in (servers or {}).items():
             for index, gossiper in self.gossipers.items():
-                if index != server and vector in gossiper.models:
+                if index != server and model in gossiper.models:
                     self._introduce_once(index, server)
+        for one, other in () if graph is None else graph.edges:
+            self._introduce_once(one, other)
 
-    def weight(self, index: int, vector: str) -> float:
-        """The weight that a peer holds; 1 is the weight of one ordinary peer."""
-        return self.units(index, vector) / ONE
+    def weight(self, index: int, model: str) -> float:
+        """Return the weight that a peer holds; a peer of weight 1 starts with 1."""
+        return self.units(index, model) / ONE
 
-    def exchange(self, vector: str, targets: Mapping[int, Sequence[int]]) -> None:
+    def exchange(self, model: str, targets: Mapping[int, Sequence[int]]) -> None:
         """Let all peers push at the same time, in equal parts to targets and themselves; then credit all."""
         outcome = self._at_once()
         for index, others in targets.items():
@@ -445,15 +513,15 @@ class Lockstep(EventSimulator):
             if others:
                 outcomes = dict.fromkeys(others, outcome)
                 self._at(
-                    self.now, PUSH, index, 0, partial(self._push_or_raise, vector, index, outcomes)
+                    self.now, PUSH, index, 0, partial(self._push_or_raise, model, index, outcomes)
                 )
         self._finish()
 
     def serve(self) -> None:
-        """Average every vector once through its server."""
+        """Average every model once through its server."""
         for index, gossiper in self.gossipers.items():
-            for vector in gossiper.models:
-                self._raise_if_not_finite(index, vector)
+            for model in gossiper.models:
+                self._raise_if_not_finite(index, model)
             self._modes[index].begin_round(gossiper, self._round)
         sent = 1
         while sent:
@@ -464,30 +532,46 @@ class Lockstep(EventSimulator):
             self._finish()
         self._round += 1
 
+    def exchange_values(self) -> None:
+        """Let all peers send their values at the same time, each to some neighbours; then follow them."""
+        outcomes = dict.fromkeys(self.gossipers, self._at_once())
+        for index, gossiper in self.gossipers.items():
+            for model in gossiper.models:
+                self._raise_if_not_finite(index, model)
+            assert isinstance(gossiper.mode, SteadyMode)
+            gossiper.mode.request()
+            gossiper.tick(self.now)
+        for index in self.gossipers:
+            self._transmit(index, outcomes)
+        self._finish()
+
     def _at_once(self) -> Outcome:
-        """All transfers arrive one `MOMENT` after they are sent, and all answers one `MOMENT` after that."""
+        """Return the outcome of all transfers: they arrive after one `MOMENT`, and answers after two."""
         return Outcome(self.now + MOMENT, self.now + 2 * MOMENT, True)
 
     def _finish(self) -> None:
+        """Process all events that are scheduled, and let their time pass."""
         self._run_until(math.inf)
         self.now += 3 * MOMENT
 
     def _push_or_raise(
-        self, vector: str, index: int, outcomes: Mapping[int, Outcome], now: float
+        self, model: str, index: int, outcomes: Mapping[int, Outcome], now: float
     ) -> None:
-        if not self.push(vector, index, outcomes, now):
-            self._raise_if_not_finite(index, vector)
+        """Let a peer push; raise ModelError if its value is not finite."""
+        if not self.push(model, index, outcomes, now):
+            self._raise_if_not_finite(index, model)
 
-    def _introduce_once(self, one: int, other: int) -> None:
-        if (one, other) not in self._introduced:
-            self._introduced |= {(one, other), (other, one)}
-            self.introduce(one, other)
+    def _introduce_once(self, first: int, second: int) -> None:
+        """Announce two gossipers to each other, if that was not done before."""
+        if (first, second) not in self._introduced:
+            self._introduced |= {(first, second), (second, first)}
+            self.introduce(first, second)
 
-    def _raise_if_not_finite(self, index: int, vector: str) -> None:
-        """Raise if a peer's value is NaN or infinite; live peers would skip such a push."""
-        if not is_finite(self.stores[index].read(vector)):
+    def _raise_if_not_finite(self, index: int, model: str) -> None:
+        """Raise ModelError if a peer's value is NaN or infinite; live peers would skip such a push."""
+        if not is_finite(self.stores[index].read(model)):
             raise ModelError(
-                f"peer {self._names[index]!r}, model {vector!r}: values are not finite; lower the learning "
+                f"peer {self._names[index]!r}, model {model!r}: values are not finite; lower the learning "
                 "rate or check the peer's data"
             )
 
@@ -508,7 +592,7 @@ class WiredAverager:
         stores: Sequence[MatchedStore] = (),
     ):
         networks = [learner.network for learner in learners]
-        members = {m: peers for m, peers in implementers(networks).items() if len(peers) > 1}
+        members = {m: peers for m, peers in networks_by_model(networks).items() if len(peers) > 1}
         self._members, self._mixing, self._exchanges = members, _checked(mixing), 0
         all_stores = list(stores) or [NetworkStore(network) for network in networks]
         # Peers of different widths exchange blocks of the common width.
@@ -531,7 +615,10 @@ class WiredAverager:
             all_stores,
             check_weights(networks, weights),
             self._wire,
-            servers=servers if isinstance(mixing, Server) else None,
+            servers=servers if _has_server(mixing) else None,
+            robust=mixing if isinstance(mixing, Robust) else None,
+            steady=partial(_steady_mode, learners, mixing) if isinstance(mixing, Steady) else None,
+            graph=mixing.graph if isinstance(mixing, Steady | Robust) else None,
         )
         self._cached_targets: dict[tuple[str, int], Mapping[int, Sequence[int]]] = {}
         for index, learner in enumerate(learners):
@@ -540,6 +627,9 @@ class WiredAverager:
 
     def average(self) -> None:
         """Average every partial model once."""
+        if isinstance(self._mixing, Steady):
+            self.lockstep.exchange_values()
+            return
         if not isinstance(self._mixing, Gossip):
             self.lockstep.serve()
             return
@@ -549,7 +639,7 @@ class WiredAverager:
             self._exchanges += 1
 
     def needs(self) -> MemoryNeeds:
-        """The memory for the references that both ends of every compressed link keep."""
+        """Return the memory for the references that both ends of every compressed link keep."""
         total = 0
         for model, peers in self._members.items() if self._wire.compress is not None else ():
             links = 2 * len(peers)
@@ -564,7 +654,7 @@ class WiredAverager:
         return MemoryNeeds((MemoryItem("references of compressed links", total),))
 
     def _targets(self, mixing: Gossip, model: str) -> Mapping[int, Sequence[int]]:
-        """The peers to which each peer pushes in the next exchange; cached if the schedule has a period."""
+        """Return to which peers each peer pushes in the next exchange."""
         schedule = mixing.schedule
         step = self._exchanges % schedule.period if schedule.period else self._exchanges
         if (model, step) in self._cached_targets:
@@ -576,9 +666,25 @@ class WiredAverager:
         return targets
 
 
-def _checked(mixing: Mixing) -> Gossip | Server:
-    """The mixing, if its peers send messages as live peers do; otherwise raise ModelError."""
-    if isinstance(mixing, Server):
+def score_of(learner: Learner, model: str, value: Array | None) -> float:
+    """The loss of a learner's own samples with another value of a partial model; NaN if it cannot tell."""
+    if not isinstance(learner, Scorer):
+        return math.nan
+    return learner.score({} if value is None else {model: value})
+
+
+def _steady_mode(learners: Sequence[Learner], mixing: Steady, index: int) -> SteadyMode:
+    score = partial(score_of, learners[index])
+    return SteadyMode(mixing.fanout, hostile=mixing.hostile, score=score)
+
+
+def _has_server(mixing: Mixing) -> bool:
+    return isinstance(mixing, Server) or (isinstance(mixing, Robust) and mixing.graph is None)
+
+
+def _checked(mixing: Mixing) -> Gossip | Server | Steady | Robust:
+    """Return the mixing if its peers send messages as live peers do; otherwise raise ModelError."""
+    if isinstance(mixing, Server | Steady | Robust):
         return mixing
     if not isinstance(mixing, Gossip):
         raise ModelError(

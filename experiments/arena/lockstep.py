@@ -1,11 +1,11 @@
 """Averaging in lockstep: means, and products with mixing matrices, over stacked networks.
 
 Learner, network and peer number i belong together: they have the same index. The *members* of a partial model
-are the peers that give cells to it (elsewhere: its implementers). Networks of one architecture are rows of a
-`Stack`; a network that cannot be stacked is a `SingleNetwork`, a stack of one row. A block is a range of
-coordinates of all members of a partial model, small enough to stay in cache. It is gathered from the stacks,
-mixed and written back. Blocks are independent, so threads can process them in any order, and the result is
-the same for any number of threads.
+are the peers that have it. Networks of one architecture are rows of a `Stack`; a network that cannot be
+stacked is a `SingleNetwork`, a stack of one row. A *block* is, in this module, a range of coordinates of all
+members of a partial model, small enough to stay in cache. It is gathered from the stacks, mixed and written
+back. Blocks are independent, so threads can process them in any order, and the result is the same for any
+number of threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...models import ModelError, SlicedNetwork, check_schema, check_weights, implementers
+from ...models import ModelError, SlicedNetwork, check_schema, check_weights, networks_by_model
 from ...models.stack import BLOCK_BYTES, SingleNetwork, Stack, row_index
 from ...peer import MatchedStore
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # scipy is slow to import, and needed only with a graph
     from scipy.sparse import csr_array
 
     from ...topology import Rule, Schedule
+    from .shards import Exchange, Shard
 
 WIDEST_BLOCK = 1 << 16
 """The maximal number of coordinates in a block."""
@@ -40,12 +41,15 @@ FOLD_PEERS = 2048
 MIN_RUN_FOR_TILES = 16
 """Coordinates are copied as tiles if their runs of consecutive numbers have at least this mean length; with
 shorter runs, index lists are faster."""
+EXCHANGE_BYTES = 16 << 20
+"""The size of the rows that all ranks together exchange at once, if a swarm is divided among several."""
 
 Mixer = Callable[[Tensor], Tensor]
 """Maps a block [members, coordinates] to the values after mixing: a row per member, or one row for all."""
 Block = tuple[int, int]
 """The first coordinate of a block, and the one after its last."""
 Tasks = list[Callable[[], None]]
+"""Functions that may run in any order, and at the same time."""
 
 
 # --- mixing rules -------------------------------------------------------------------------------
@@ -63,16 +67,17 @@ class Mixing(Protocol):
     ) -> tuple[list[csr_array] | None, np.ndarray]:
         """Return the matrices by which the members' values are multiplied, in order, and the new weights.
 
-        None instead of matrices stands for the weighted mean. `members` are their indices, sorted;
-        `step` counts averagings from 0; `weights` are the weights that the last call returned, and in the
-        first call the learners' weights.
+        None instead of matrices stands for the weighted mean.
+
+        members: the indices of the members, sorted. step: how often the model was averaged before. weights:
+        those that the last call returned; in the first call, the learners' own.
         """
         ...
 
 
 @dataclass(frozen=True)
 class ExactMean:
-    """All peers get the weighted mean, which is the limit of gossip."""
+    """Gives all peers the weighted mean, to which gossip would converge."""
 
     def check(self, models: Mapping[str, Sequence[int]], peers: int, weighted: bool) -> None:
         pass
@@ -85,7 +90,7 @@ class ExactMean:
 
 @dataclass(frozen=True)
 class Server(ExactMean):
-    """One peer computes the mean of each partial model, as in a live swarm's `server` mode.
+    """Lets one peer compute the mean of each partial model, as in a live swarm's `server` mode.
 
     Here it is the same as `ExactMean`. They differ only with Arena(wire=…), where events.py simulates the
     messages to the server and back, which change the values (rounding, compression).
@@ -93,8 +98,45 @@ class Server(ExactMean):
 
 
 @dataclass(frozen=True, eq=False)
+class Steady(ExactMean):
+    """Values without weight, which move their receivers in bounded steps: a live swarm's `steady` mode.
+
+    Only with Arena(wire=…): all peers send at the same time, and follow one received value after the other.
+
+    graph
+        An undirected networkx graph whose nodes 0 … n−1 are the learners.
+    fanout, hostile
+        See gossip.SteadyMode.
+    """
+
+    graph: nx.Graph
+    fanout: int = 4
+    hostile: int | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True, eq=False)
+class Robust(ExactMean):
+    """A robust mean of peers' values in the place of the mean: the modes `rounds` and `server` with `robust`.
+
+    Only with Arena(wire=…).
+
+    rule, hostile
+        See gossip.RobustRoundsMode.
+    graph
+        The neighbours whose values a peer combines; None for a server that combines all.
+    exchanges
+        How often values are exchanged and combined in one averaging.
+    """
+
+    rule: str
+    graph: nx.Graph | None = None
+    exchanges: int = 1
+    hostile: int | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True, eq=False)
 class Gossip:
-    """Synchronous exchanges on a graph whose nodes 0 … n−1 are the learners, in order.
+    """Averages by synchronous exchanges on a graph whose nodes 0 … n−1 are the learners, in order.
 
         Arena(learners, mixing=Gossip(topology.build("regular:4", 16, seed=1)))
 
@@ -112,7 +154,7 @@ class Gossip:
         parts) for push-sum, and metropolis for plain. Edge weights of the graph matter only with the rule
         `edges`.
     exchanges
-        The number of exchanges per averaging. Raise it if peers still disagree after a round.
+        How often peers exchange values in a round. Raise it if they still disagree afterwards.
     complete
         Partial models whose members are all neighbours of each other, whatever the graph is: an exchange
         leads to their mean.
@@ -137,7 +179,7 @@ class Gossip:
         if self.kind not in ("push-sum", "plain"):
             raise ModelError(f"unknown gossip {self.kind!r}: there are push-sum, plain")
         if self.exchanges < 1:
-            raise ModelError(f"{self.exchanges} exchanges: an averaging needs at least one")
+            raise ModelError(f"exchanges={self.exchanges}: gossip needs at least one in a round")
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -147,7 +189,7 @@ class Gossip:
         return self.graph if isinstance(self.graph, Schedule) else static(self.graph)
 
     def exchanges_before(self, step: int) -> int:
-        """Return the number of exchanges in the first `step` averagings."""
+        """Return the number of exchanges after which a model has been averaged `step` times."""
         return step * self.exchanges
 
     def check(self, models: Mapping[str, Sequence[int]], peers: int, weighted: bool) -> None:
@@ -193,10 +235,11 @@ class Gossip:
 
     @property
     def _rule(self) -> Rule:
+        """The rule, or the default for this kind of gossip."""
         return self.rule or ("push" if self.kind == "push-sum" else "metropolis")
 
     def _matrix(self, members: Sequence[int], exchange: int) -> csr_array:
-        """The matrix of one exchange among the members; cached if the schedule has a period."""
+        """Return the matrix of one exchange among the members; it is cached if the schedule has a period."""
         from ...topology import check_stochastic, mixing_matrix
 
         schedule, cache = self.schedule, self._matrices
@@ -249,7 +292,8 @@ class Averager:
         store pads its peer's vector to a *common width*, with room for all cells. One per network, or none.
         All members of a model must have it at a common width, or none of them: this is not checked, and
         members without the common width would be left out.
-    step: how many averagings there have been.
+    step: how often the models were averaged before.
+    shard: which peers of a larger swarm these are, if it is divided among several ranks.
     """
 
     def __init__(
@@ -261,11 +305,19 @@ class Averager:
         stores: Sequence[MatchedStore] = (),
         *,
         step: int = 0,
+        shard: Shard | None = None,
     ):
         self._mixing, self.step = mixing, step
-        initial_weights = np.array(check_weights(networks, weights), dtype=np.float64)
-        shared = {m: peers for m, peers in implementers(networks).items() if len(peers) > 1}
-        mixing.check(shared, len(networks), weights is not None)
+        peer_weights, count = check_weights(networks, weights), len(networks)
+        if shard is None:
+            shared = {
+                m: peers for m, peers in networks_by_model(networks).items() if len(peers) > 1
+            }
+        else:
+            shared, count = shard.models, shard.peers
+            peer_weights = shard.all_by_peer(peer_weights)
+        initial_weights = np.array(peer_weights, dtype=np.float64)
+        mixing.check(shared, count, weights is not None)
         common_width_models = [
             set() if store.common_width is None else set(store.common_width.averaged_models)
             for store in stores
@@ -273,6 +325,11 @@ class Averager:
         digests: dict[int, bytes] = {}
         self._plans: list[_StackedModel | _CommonWidthModel] = []
         for model, peers in shared.items():
+            if shard is not None:
+                ranks = np.unique(shard.rank_of[peers]).tolist()
+                if len(ranks) > 1 or ranks == [shard.rank]:
+                    self._plans.append(_DividedModel(model, peers, networks, rows, digests, shard))
+                continue
             members = [index for index, models in enumerate(common_width_models) if model in models]
             if len(members) > 1:
                 self._plans.append(_CommonWidthModel(model, members, stores))
@@ -286,17 +343,19 @@ class Averager:
         return [plan.model for plan in self._plans if isinstance(plan, _CommonWidthModel)]
 
     def tasks(self) -> list[Tasks]:
-        """Return the tasks of one averaging, as lists to be run one after the other.
+        """Return the tasks that average all models once, as lists to be run one after the other.
 
         The tasks of one list are independent. The n-th list has the n-th step of every model: an exchange,
         or all exchanges at once if `fold` has multiplied them or the model is averaged at a common width.
+        Models of several ranks come one after the other: all ranks must exchange in the same order.
         """
         steps: list[Tasks] = []
         for index, plan in enumerate(self._plans):
             matrices, after = self._mixing.matrices(
                 plan.model, plan.members, self.step, self._weights[index]
             )
-            for step, tasks in enumerate(plan.tasks(matrices, self._weights[index])):
+            first = len(steps) if isinstance(plan, _DividedModel) else 0
+            for step, tasks in enumerate(plan.tasks(matrices, self._weights[index]), start=first):
                 if len(steps) <= step:
                     steps.append([])
                 steps[step] += tasks
@@ -323,9 +382,11 @@ class _CommonWidthModel:
                 )
 
     def tasks(self, matrices: list[csr_array] | None, weights: np.ndarray) -> list[Tasks]:
+        """Return one task, which averages the model once; see `Mixing.matrices`."""
         return [[lambda: self._mix(matrices, weights / weights.sum())]]
 
     def _mix(self, matrices: list[csr_array] | None, shares: np.ndarray) -> None:
+        """Read the members' vectors, mix and check them, and write them back."""
         block = np.stack([store.read(self.model) for store in self._stores])
         mixed = block.astype(np.float64)
         if matrices is None:
@@ -343,6 +404,12 @@ class _CommonWidthModel:
             store.write(self.model, row.astype(block.dtype))
 
 
+def split_into_blocks(size: int, rows: int) -> list[Block]:
+    """Return blocks of a model with `size` coordinates that stay in cache with this many rows."""
+    width = max(16, min(size, WIDEST_BLOCK, BLOCK_BYTES // (4 * max(rows, 1))))
+    return [(start, min(start + width, size)) for start in range(0, size, width)]
+
+
 class _StackedModel:
     """One partial model, with the precomputed positions of its values in the stacks."""
 
@@ -353,18 +420,20 @@ class _StackedModel:
         networks: Sequence[SlicedNetwork],
         rows: Sequence[tuple[Stack | SingleNetwork, int]],
         digests: dict[int, bytes],
+        blocks: list[Block] | None = None,
     ):
         self.model, self.members = model, members
         self._networks = [networks[member] for member in members]
-        reference = self._networks[0]
-        size = len(reference.slicing.coordinates(model))
-        width = max(16, min(size, WIDEST_BLOCK, BLOCK_BYTES // (4 * len(members))))
-        self._blocks = [(start, min(start + width, size)) for start in range(0, size, width)]
+        self._like = rows[members[0] if members else 0][0].values[:0, :0]
+        if blocks is None:
+            size = len(self._networks[0].slicing.coordinates(model))
+            blocks = split_into_blocks(size, len(members))
+        self._blocks = blocks
         by_coordinates: dict[
             object, tuple[Stack | SingleNetwork, slice | np.ndarray, list[int], list[int]]
         ] = {}
         for block_row, (member, network) in enumerate(zip(members, self._networks, strict=True)):
-            check_schema(model, reference, network)
+            check_schema(model, self._networks[0], network)
             (stack, row), coordinates = rows[member], network.slicing.coordinates_or_slice(model)
             key = (id(stack), _coordinates_key(coordinates, digests))
             _, _, stack_rows, block_rows = by_coordinates.setdefault(
@@ -373,9 +442,9 @@ class _StackedModel:
             stack_rows.append(row)
             block_rows.append(block_row)
         self._groups = [_MemberGroup(*each, self._blocks) for each in by_coordinates.values()]
-        self._like = self._groups[0].stack.values[:0, :0]
 
     def tasks(self, matrices: list[csr_array] | None, weights: np.ndarray) -> list[Tasks]:
+        """Return a list of tasks, one per block, for every product; see `Mixing.matrices`."""
         if matrices is None:
             mixers = [self._mean(weights)]
         else:
@@ -384,16 +453,28 @@ class _StackedModel:
             [lambda b=block, m=mixer: self._mix(b, m) for block in self._blocks] for mixer in mixers
         ]
 
-    def _mix(self, block: Block, mixer: Mixer) -> None:
-        """Gather the values of a block, mix and check them, and write them back."""
-        values = self._like.new_empty(len(self.members), block[1] - block[0])
+    def _mix(self, block: Block, mixer: Mixer, others: Tensor | None = None) -> None:
+        """Gather the values of a block, mix and check them, and write them back.
+
+        others: rows of members on other ranks, below those of this rank's members.
+        """
+        mixed = self._mixed(block, mixer, others)
+        for group in self._groups:
+            group.scatter(block, mixed)
+
+    def _mixed(self, block: Block, mixer: Mixer, others: Tensor | None = None) -> Tensor:
+        """Gather the values of a block; return them mixed and checked."""
+        count = len(self._networks)
+        received = 0 if others is None else len(others)
+        values = self._like.new_empty(count + received, block[1] - block[0])
         for group in self._groups:
             group.gather(block, values)
+        if others is not None:
+            values[count:] = others
         mixed = mixer(values)
         if not bool(torch.isfinite(mixed.sum())):
             self._raise_if_not_finite()
-        for group in self._groups:
-            group.scatter(block, mixed)
+        return mixed
 
     def _raise_if_not_finite(self) -> None:
         """Raise ModelError naming the peer and parameter whose value is not finite.
@@ -406,14 +487,16 @@ class _StackedModel:
             network.check_finite(self.model, network.read(self.model))
 
     def _mean(self, weights: np.ndarray) -> Mixer:
+        """Return the mixer that computes the weighted mean."""
         shares = torch.from_numpy(weights / weights.sum()).to(self._like)
         # Averaging the differences to one peer keeps the mean of equal values exact.
         return lambda block: block[0] + shares @ (block - block[0])
 
     def _product(self, matrix: csr_array) -> Mixer:
-        """The fastest way to multiply a block by this matrix: dense or sparse."""
-        like, members = self._like, len(self.members)
-        if matrix.nnz > DENSE_COST * members * members:
+        """Return the mixer that multiplies by this matrix: dense or sparse, whichever is faster."""
+        like = self._like
+        rows, columns = matrix.shape or (0, 0)
+        if matrix.nnz > DENSE_COST * rows * columns:
             dense = torch.from_numpy(matrix.toarray()).to(like)
             return lambda block: dense @ block
         # A weighted sum of rows for each member is a sparse product; embedding_bag is torch's fastest one.
@@ -423,6 +506,107 @@ class _StackedModel:
         return lambda block: F.embedding_bag(
             index, block, starts, mode="sum", per_sample_weights=shares
         )
+
+
+class _DividedModel(_StackedModel):
+    """A partial model whose members are on several ranks; this rank mixes the rows of its own members.
+
+    A rank without members takes part in the exchanges, with no rows.
+
+    members: those of all ranks.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        members: list[int],
+        networks: Sequence[SlicedNetwork],
+        rows: Sequence[tuple[Stack | SingleNetwork, int]],
+        digests: dict[int, bytes],
+        shard: Shard,
+    ):
+        self._ranks, self._rank_of = shard.ranks, shard.rank_of[members]
+        self._own = np.flatnonzero(self._rank_of == shard.rank)
+        # Blocks are the same on all ranks, which exchange them one after the other.
+        blocks = split_into_blocks(shard.sizes[model], len(members) // shard.ranks.count)
+        here = np.searchsorted(shard.own, np.array(members)[self._own]).tolist()
+        super().__init__(model, here, networks, rows, digests, blocks)
+        self.members = members
+        # Rows of members on other ranks, of the blocks that are mixed now.
+        self._received: Tensor | None = None
+
+    def tasks(self, matrices: list[csr_array] | None, weights: np.ndarray) -> list[Tasks]:
+        if len(self._own) == len(self.members):
+            return super().tasks(matrices, weights)
+        if matrices is None:
+            return self._mean_over_ranks(weights)
+        plans, folded = [self._plan(matrix) for matrix in matrices], fold(matrices)
+        if folded is not matrices:  # rows cross once then, but more of them
+            once = [self._plan(matrix) for matrix in folded]
+            plans = min(plans, once, key=lambda plans: sum(plan.crossing for plan in plans))
+        return [tasks for plan in plans for tasks in self._product_over_ranks(plan)]
+
+    def _plan(self, matrix: csr_array) -> Exchange:
+        from .shards import (
+            plan_exchange,
+        )  # imports torch.distributed, needed only with several ranks
+
+        return plan_exchange(matrix, self._rank_of, self._ranks.rank, self._ranks.count)
+
+    def _product_over_ranks(self, plan: Exchange) -> list[Tasks]:
+        """Return tasks that multiply by a matrix: exchange some blocks, mix them, then the next ones."""
+        mixer, (first, last) = self._product(plan.matrix), self._blocks[0]
+        block_bytes = max(1, plan.crossing) * (last - first) * self._like.element_size()
+        at_once = max(1, EXCHANGE_BYTES // block_bytes)  # the same on all ranks
+        steps: list[Tasks] = []
+        for begin in range(0, len(self._blocks), at_once):
+            blocks = self._blocks[begin : begin + at_once]
+            steps.append([lambda blocks=blocks: self._exchange(plan, blocks)])
+            start = blocks[0][0]
+            mix = [lambda b=block, s=start: self._mix_received(b, s, mixer) for block in blocks]
+            steps.append(mix if len(self._own) else [])
+        return steps
+
+    def _exchange(self, plan: Exchange, blocks: Sequence[Block]) -> None:
+        """Send the rows of some blocks that other ranks need, and receive those that this rank needs."""
+        if not plan.crossing:  # the links of this exchange are all inside ranks
+            self._received = None
+            return
+        start, stop = blocks[0][0], blocks[-1][1]
+        numbers = torch.from_numpy(np.concatenate(plan.sends)).to(self._like.device)
+        rows = self._like.new_empty(len(numbers), stop - start)
+        for a, b in blocks:
+            rows[:, a - start : b - start] = self._mixed((a, b), lambda values: values[numbers])
+        counts = [len(each) for each in plan.sends]
+        self._received = self._ranks.exchange(rows, counts, plan.receives)
+
+    def _mix_received(self, block: Block, start: int, mixer: Mixer) -> None:
+        """Mix a block with the rows received; start: the first coordinate of these rows."""
+        others = self._received
+        if others is not None:
+            others = others[:, block[0] - start : block[1] - start]
+        self._mix(block, mixer, others)
+
+    def _mean_over_ranks(self, weights: np.ndarray) -> list[Tasks]:
+        """Return tasks that compute the weighted mean: on every rank by itself, then over the ranks."""
+        own = weights[self._own]
+        mixer, share = self._mean(own), float(own.sum() / weights.sum())
+        # With more digits, so that the mean of equal values stays exact.
+        total = torch.zeros(self._blocks[-1][1], dtype=torch.float64, device=self._like.device)
+        own_blocks = self._blocks if len(own) else []
+
+        def add(block: Block) -> None:
+            total[slice(*block)] = share * self._mixed(block, mixer).double()
+
+        def write(block: Block) -> None:
+            for group in self._groups:
+                group.scatter(block, total[slice(*block)].to(self._like))
+
+        return [
+            [lambda block=block: add(block) for block in own_blocks],
+            [lambda: self._ranks.add(total)],
+            [lambda block=block: write(block) for block in own_blocks],
+        ]
 
 
 class _MemberGroup:

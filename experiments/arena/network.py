@@ -23,7 +23,7 @@ import networkx as nx
 import numpy as np
 from scipy import special
 
-from gossamer.names import hint
+from gossamer.errors import hint
 
 from ...gossip import Partition
 from ...topology import Event, churn
@@ -499,10 +499,20 @@ class Timetable:
     graph: which peers may push to which; its nodes are numbers below `world.peers`, not necessarily all.
     fanout: neighbours that receive a share in one push.
     lane: the number of this vector, so that its random choices are independent of other vectors'.
+    in_turn: whether neighbours that have waited longest come first; else they are random.
     """
 
-    def __init__(self, world: World, graph: nx.Graph, *, fanout: int = 1, lane: int = 0):
+    def __init__(
+        self,
+        world: World,
+        graph: nx.Graph,
+        *,
+        fanout: int = 1,
+        lane: int = 0,
+        in_turn: bool = False,
+    ):
         self._world, self._fanout, self._lane = world, fanout, lane
+        self._in_turn = in_turn
         self.peers = np.array(sorted(graph.nodes), dtype=np.int64)
         pairs = np.array(list(graph.edges), dtype=np.int64).reshape(-1, 2)
         if not graph.is_directed():
@@ -514,6 +524,8 @@ class Timetable:
         self._degree = np.searchsorted(self.sender, self.peers, side="right") - self._first
         self._clock = Clock(world, self.peers)
         self._closes = np.full(len(pairs), -np.inf)
+        self._last_push = np.full(len(pairs), -1, np.int64)
+        """The number of the sender's push in which a link was last used."""
         self._session = np.zeros(len(pairs), np.int64)
         """The sender's session in which a link's last transfer was opened."""
 
@@ -558,9 +570,12 @@ class Timetable:
             keys >> np.uint64(64 - _KEY_BITS)
         )
         order = np.argsort(keys, kind="stable")
+        if self._in_turn:
+            order = np.lexsort((keys, self._last_push[edge], push))
         edge, push = edge[order], push[order]
         first = np.searchsorted(push, push)
         chosen = np.arange(len(push)) - first < self._fanout
+        self._last_push[edge[chosen]] = count[push[chosen]]
         return edge[chosen], push[chosen]
 
     def _outcomes(self, edge: Ints, time: Floats, count: Ints) -> tuple[Floats | Flags, ...]:

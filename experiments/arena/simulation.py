@@ -1,32 +1,40 @@
-"""Run a config in the arena: in lockstep, or in virtual time if it has a [time] table.
+"""Run a config in the arena, the simulator of swarms in one process, and write its results.
 
-`Simulation` trains and averages in rounds. In `LearningSimulation`, each learner trains at its own pace and
-gossips by the rules of live peers. A training job (the local steps of one peer) begins with the peer's
-current values. Mass that arrives during the job is mixed into the peer's values, not into the job. When the
-job ends, the change Δ made by training is added to the peer's values, as push-sum allows. So the jobs of
-different peers are independent, and results are needed only when a job ends. Then all jobs that have begun
-are trained together, stacked in an arena.
+There are two ways to run it. `Simulation` runs in lockstep: round by round, all peers train, then average.
+`LearningSimulation`, for a config with a [time] table, runs in virtual time, a simulated clock: each peer
+trains at its own pace and gossips by the rules of live peers.
+
+In virtual time, a training job (the local steps of one peer) begins with the peer's current values. Mass that
+arrives during the job is mixed into the peer's values, not into the job. When the job ends, the change that
+training made is added to the peer's values, as push-sum allows. So the jobs of different peers are
+independent, and their results are needed only when a job ends. Then all jobs that have begun are trained
+together, stacked in an arena.
+
+`source`, an argument of many functions, is the path of the config's file: errors and warnings begin with it,
+and files that the config names are looked for in its folder.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import numpy as np
 import torch
 
-from ...gossip import ONE, Array, DictStore, Partition
+from ...gossip import ONE, Array, DictStore, Partition, SteadyMode
 from ...gossip.compress import Shapes, Traffic
 from ...models import (
     AssociativeNetwork,
@@ -35,7 +43,9 @@ from ...models import (
     Metrics,
     ModelError,
     SwarmGain,
+    as_record,
 )
+from ...models.sharing import check_learner, untrained_text
 from ...models.stack import MemoryNeeds, estimate_memory, free_memory
 from ...peer import MatchedStore, blocks, schema_entries
 from ...topology import Event, Schedule, TopologyError, draw_events, read_events
@@ -54,54 +64,87 @@ from ..build import (
 from ..cli import console
 from ..config.needs import warn_unused_keys
 from ..config.tables import Churn, Config, ConfigError, Time
-from ..graphs.swarm import PUSHES, WINDOW, graph_of
+from ..graphs.swarm import (
+    WINDOW,
+    check_robust,
+    graph_of,
+    pushes_of,
+    steady_graph,
+    swarm_graph,
+)
 from ..results import (
     PEERS_FILE,
     SHARING_FILE,
     RecordFile,
     Results,
     atomic_path,
+    make_folder,
     read_records,
     write_csv,
     write_json,
 )
 from .arena import Arena, Round, Twins
-from .events import EventSimulator, VirtualTime, Wire
-from .lockstep import Gossip, Mixing, Server
-from .network import Conditions, TimeError, World, parse
+from .events import EventSimulator, VirtualTime, Wire, score_of
+from .lockstep import Gossip, Mixing, Robust, Server, Steady
+from .network import Conditions, TimeError, World
+from .network import parse as parse_distribution
 from .sharing import AutoSharing
+
+if TYPE_CHECKING:  # imports torch.distributed, needed only with several ranks
+    from .shards import RankGroup, Shard
 
 # --- in lockstep ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A config's swarm in the arena; iterate over `rounds()` to run it."""
+    """A config's swarm in lockstep; iterate over `rounds()` to run it."""
 
     config: Config
     members: list[Member]
+    """The peers, each with its name, task and learner."""
     mixing: Mixing | None = None
+    """How peers average; None for the exact mean of all peers that share a partial model."""
     stores: list[MatchedStore] | None = None
     """A store for each peer, if a partial model is averaged at a common width."""
     wire: Wire | None = None
     """How values are transmitted, if they are rounded, compressed or skipped."""
     sharing: AutoSharing | None = None
     """Decides what peers share, with `sharing = "auto"`."""
+    shard: Shard | None = None
+    """Which peers of the config `members` are, if the others are on other ranks."""
 
     @classmethod
-    def of(cls, config: Config, source: str = "config", *, warn: bool = True) -> Simulation:
-        """Build every peer of a config; raise ConfigError if they will not fit into memory.
+    def of(
+        cls,
+        config: Config,
+        source: str = "config",
+        *,
+        warn: bool = True,
+        ranks: RankGroup | None = None,
+    ) -> Simulation:
+        """Build every peer of a config; raise ConfigError if the peers will not fit into memory.
 
-        A config with [time] or [sweep] is refused, because it is not a single run in lockstep. warn: whether
-        to print a warning about keys that have no effect in lockstep.
+        A config with [time] or [sweep] is refused, because it is not a single run in lockstep.
+
+        warn: whether to print a warning about keys that have no effect in lockstep.
+        ranks: the processes among which the peers are divided; this process builds its own only.
         """
+        if ranks is not None:
+            refuse_in_shards(config, source)
         if warn:
             warn_unused_keys(config, "lockstep", source)
-        try:
-            expected_needs(config).check_fits(free_memory(torch.device("cpu")))
-        except ModelError as error:
-            raise ConfigError(f"{source}: key 'peers': {error}") from None
+        if ranks is not None:
+            return cls._of_rank(config, source, ranks)
+        _check_memory(config, source)
         members, stores = members_in_order(Swarm(config, source))
+        if config.gossip.mode == "steady":
+            graph = steady_graph(config, shared_models(members), source)
+            mixing = Steady(graph, pushes_of(config), config.gossip.hostile)
+            return cls(config, members, mixing, stores, _wire_of(config))
+        if config.gossip.robust != "none":
+            mixing = robust_mixing(config, shared_models(members), source)
+            return cls(config, members, mixing, stores, _wire_of(config))
         mixing = None
         if config.topology is not None or config.bridge or config.gossip.rule != "push":
             from ..graphs import mixing_of  # scipy is slow to import, and needed only with a graph
@@ -110,13 +153,52 @@ class Simulation:
         sharing = _auto_sharing(config, members, source) if config.sharing == "auto" else None
         if not config.gossip.lossy_keys:
             return cls(config, members, mixing, stores, sharing=sharing)
-        mixing, wire = _wiring(config, members, mixing, source)
-        return cls(config, members, mixing, stores, wire)
+        mixing = _mixing_over_wire(config, members, mixing, source)
+        return cls(config, members, mixing, stores, _wire_of(config))
+
+    @classmethod
+    def _of_rank(cls, config: Config, source: str, ranks: RankGroup) -> Simulation:
+        """Build the peers of this rank; raise ConfigError if the ranks differ in config or data."""
+        from .shards import Shard, divide_peers, facts_of, require_agreement
+
+        require_agreement(ranks, facts_of(config), source)
+        if config.peers < ranks.count:
+            raise ConfigError(
+                f"{source}: key 'peers': {config.peers} cannot be divided among {ranks.count} ranks; start "
+                "fewer ranks"
+            )
+        # Without the partial models, which are known when peers are built: links that `bridge` adds are few.
+        unchecked = swarm_graph(config.model_copy(update={"bridge": False}), {}, source)
+        rank_of = divide_peers(config.peers, ranks.count, unchecked and unchecked.graph)
+        own = np.flatnonzero(rank_of == ranks.rank).tolist()
+        _check_memory(config, source, ranks)
+        swarm = Swarm(config, source, only=own)
+        data = {} if config.data.set == "sparse" else {"key 'data.set'": swarm.dataset.checksum()}
+        links = [] if unchecked is None else sorted(map(sorted, unchecked.graph.edges))
+        digest = hashlib.sha256(json.dumps(links).encode()).hexdigest()[:12]
+        require_agreement(ranks, data | {"the graph of key 'topology'": digest}, source)
+        members = swarm.members()
+        shard = Shard(ranks, rank_of, [member.network for member in members])
+        mixing = None
+        if config.topology is not None or config.bridge or config.gossip.rule != "push":
+            from ..graphs import mixing_of
+
+            mixing = mixing_of(config, shard.models, source)
+        return cls(config, members, mixing, shard=shard)
+
+    def peers(self) -> list[PeerFacts]:
+        """Return the facts of all peers; with several ranks on rank 0, and on the others of its own peers."""
+        facts = [PeerFacts.of(member) for member in self.members]
+        return (None if self.shard is None else self.shard.by_peer_on_first(facts)) or facts
 
     def arena(self, threads: int | None = None) -> Arena:
         """Put the members into an arena; the number of threads does not affect the result."""
         config = self.config
-        weights = [m.samples for m in self.members] if config.weights == "samples" else None
+        by_samples = config.weights == "samples"
+        weights = [member.samples for member in self.members] if by_samples else None
+        twins = choose_twins(config.gain, config.peers, config.seed)
+        if self.shard is not None:
+            twins = [index for index, peer in enumerate(self.shard.own) if peer in twins]
         return Arena(
             [member.learner for member in self.members],
             every=config.every,
@@ -127,23 +209,74 @@ class Simulation:
             wire=self.wire,
             sharing=self.sharing,
             threads=threads,
-            twins=choose_twins(config.gain, config.peers, config.seed),
+            twins=twins,
+            shard=self.shard,
         )
 
     def graph(self) -> nx.Graph | None:
-        """Return the links of the config's topology, of one period if they change; None if it has none."""
-        if self.config.topology is None or not isinstance(self.mixing, Gossip):
+        """Return the graph of the config's topology; None if it has none.
+
+        If the links change from step to step, the graph has all links of one period.
+        """
+        if self.config.topology is None or not isinstance(self.mixing, Gossip | Steady | Robust):
             return None
         links = self.mixing.graph
+        if links is None:
+            return None
         return links.union(0, links.period or WINDOW) if isinstance(links, Schedule) else links
 
     def rounds(self, arena: Arena | None = None) -> Iterator[Round]:
-        """Run the config's rounds, in a new arena if none is given."""
-        yield from (arena or self.arena()).run(self.config.round_count)
+        """Run the config's rounds, in a new arena if none is given.
+
+        With several ranks, rank 0 yields the metrics of all peers, and the others those of their own.
+        """
+        for round in (arena or self.arena()).run(self.config.round_count):
+            yield round if self.shard is None else self.shard.gather_round(round)
+
+
+def _check_memory(config: Config, source: str, ranks: RankGroup | None = None) -> None:
+    """Raise ConfigError if the peers of this process will not fit into memory."""
+    free = free_memory(torch.device("cpu"))
+    if ranks is not None:
+        from .shards import ranks_on_this_machine
+
+        config = config.model_copy(update={"peers": -(-config.peers // ranks.count)})
+        free //= ranks_on_this_machine()
+    try:
+        minimum_memory(config).check_fits(free)
+    except ModelError as error:
+        raise ConfigError(f"{source}: key 'peers': {error}") from None
+
+
+def refuse_in_shards(config: Config, source: str) -> None:
+    """Raise ConfigError, which names the key, if a config cannot be simulated over several ranks."""
+    gossip = config.gossip
+    messages = "messages are simulated in one process"
+    # For every key that does not allow it: why, and whether the config uses it.
+    reasons = {
+        "time": ("virtual time is simulated in one process", config.time is not None),
+        "sharing": ("what peers share is decided in one process", config.sharing == "auto"),
+        "fednp": ("FedNP is simulated in one process", config.fednp is not None),
+        "training.prior": ('"auto" compares the labels of all peers', config.training.prior == "auto"),
+        "gossip.mode": (messages, gossip.mode == "steady"),
+        "gossip.robust": (messages, gossip.robust != "none"),
+        **{f"gossip.{key}": (messages, True) for key in gossip.lossy_keys},
+        **{
+            f"models.{number}.matching": ("cells are matched in one process", model.matching != "none")
+            for number, model in enumerate(config.models)
+        },
+    }  # fmt: skip
+    for key, (reason, is_used) in reasons.items():
+        if is_used:
+            raise ConfigError(
+                f"{source}: key {key!r}: not over several processes: {reason}; leave out the key, or run it "
+                "in one process"
+            )
 
 
 def _auto_sharing(config: Config, members: Sequence[Member], source: str) -> AutoSharing:
-    """Return what decides about sharing; raises ConfigError if other keys do not allow that."""
+    """Return the object that decides what peers share; ConfigError if another key does not allow that."""
+    # For every key that does not allow it: what the key asks for, and whether the config does.
     refused = {
         "data.set": ("sparse vectors, which are not learned by gradients", config.data.set == "sparse"),
         "fednp": ("FedNP, whose loss is not a sum over samples", config.fednp is not None),
@@ -155,22 +288,24 @@ def _auto_sharing(config: Config, members: Sequence[Member], source: str) -> Aut
         },
         **{f"gossip.{key}": ("values that change on the way", True) for key in config.gossip.lossy_keys},
     }  # fmt: skip
-    for key, (what, given) in refused.items():
-        if given:
+    for key, (feature, is_used) in refused.items():
+        if is_used:
             raise ConfigError(
-                f"{source}: key 'sharing': peers cannot decide what they share with {what} ({key}); leave "
-                "one of them out"
+                f"{source}: key 'sharing': peers cannot decide what they share with {feature} ({key}); "
+                "leave one of them out"
             )
     sharing = AutoSharing(seed=config.seed, dry_run=config.dry_run, keep_models=bool(config.models))
     try:
         sharing.first_assignment([member.learner for member in members])
     except ModelError as error:
         raise ConfigError(f"{source}: key 'sharing': {error}") from None
+    if text := untrained_text(check_learner(members[0].learner)):
+        console.warn(text)
     return sharing
 
 
-def expected_needs(config: Config) -> MemoryNeeds:
-    """A lower bound of the memory that a config's swarm needs, computed without loading data."""
+def minimum_memory(config: Config) -> MemoryNeeds:
+    """Return a lower bound of the memory that a config's swarm needs, without loading data."""
     layout = config.network.layout
     try:
         if "<>" in layout:
@@ -179,13 +314,13 @@ def expected_needs(config: Config) -> MemoryNeeds:
         else:
             cells = Layout.network(layout).cells
             features = cells[0]
-            parameters = sum((a + 1) * b for a, b in pairwise(cells))
+            parameters = sum((inputs + 1) * outputs for inputs, outputs in pairwise(cells))
     except ModelError:
         features = parameters = 0  # building the network will raise an error that names the key
     if config.network.name_or_entry:  # its size is known only when it is built; the arena checks it
         features = parameters = 0
     peers, data = config.peers, config.data
-    row = 4 * features + 8
+    bytes_per_sample = 4 * features + 8  # float32 inputs and an int64 label
     # A slice that is not the whole network has an index for every coordinate; peers with equal slices
     # share it.
     shares_everything = [model.layout for model in config.models] == [layout.replace("=", "-")]
@@ -193,7 +328,7 @@ def expected_needs(config: Config) -> MemoryNeeds:
         peers=peers,
         parameters=parameters,
         optimizer_values={"sgd": 0, "momentum": 1, "adam": 2}[config.training.optimizer],
-        sample_bytes=peers * (data.samples or 0) * row,
+        sample_bytes=peers * (data.samples or 0) * bytes_per_sample,
         index_bytes=0 if shares_everything or not config.models else 8 * parameters,
     )
 
@@ -201,12 +336,16 @@ def expected_needs(config: Config) -> MemoryNeeds:
 # --- in virtual time --------------------------------------------------------------------------------
 
 _TIME_TOLERANCE = 1e-9
-"""Relative tolerance of the end of the run: events at the end still count if their time was rounded up."""
+"""The relative error that the time of an event may have. An event at the very end of a run is still processed
+if its time was rounded up."""
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The result of one test of a peer: the virtual time, and the rounds that the peer has trained."""
+class PeerTestResult:
+    """The result of one test of a peer in virtual time.
+
+    time: the virtual time of the test. round: the rounds that the peer had trained by then.
+    """
 
     time: float
     round: int
@@ -218,25 +357,32 @@ class Reading:
 class _Job:
     """A training job: the local steps of one peer.
 
-    start: the shared vectors at the beginning. test: the test that is due at the beginning, if any.
-    flat: all parameters before training, once the job is computed. after: the shared vectors after training.
+    start: the peer's values of shared models when the job began.
+    test: the test that was due when the job began, if any; its metrics are empty until it is run.
+    flat_before: all parameters of the network before training; None until the job is computed.
+    after: the values of shared models after training; None until the job is computed.
     """
 
     start: dict[str, Array]
-    test: Reading | None
-    flat: torch.Tensor | None = None
+    test: PeerTestResult | None
+    flat_before: torch.Tensor | None = None
     after: dict[str, Array] | None = None
 
 
 class LearningSimulation:
-    """A config's swarm in virtual time.
+    """A config's swarm in virtual time; `run` runs it, once only.
 
-    threads: threads that train peers in parallel; they do not affect the result.
-    on_test: called with every test, in an order that depends only on the config.
+    threads: the threads that train peers in parallel; they do not affect the result.
+    on_test: called with the result of every test, in an order that depends only on the config.
 
-    `graph` has the links; `events` drives the gossipers; `rounds` counts the training jobs that each peer has
-    finished; `tests` are all tests so far; `gains`, at the end, of the peers that are online and have a lone
-    twin.
+    graph: which peers may push to which.
+    world: who is online, and what delays and losses messages have, at any virtual time.
+    seconds: the virtual time at which the run ends.
+    events: the simulator of the peers' gossip.
+    rounds: the number of training jobs that each peer has finished.
+    tests: the accuracies of all tests so far.
+    gains: what peers gained by taking part, measured at the end of the run: of those that are online and have
+        a lone twin (a copy that trains without the others).
     """
 
     def __init__(
@@ -245,7 +391,7 @@ class LearningSimulation:
         source: str = "config",
         *,
         threads: int = 1,
-        on_test: Callable[[Reading], None] = lambda _: None,
+        on_test: Callable[[PeerTestResult], None] = lambda _: None,
     ):
         self.config = config
         if any(model.matching == "fuse" for model in config.models):
@@ -261,65 +407,92 @@ class LearningSimulation:
         self.tests = AccuracyLog(presence_of(self.world, [member.name for member in self.members]))
         peers_of_model = shared_models(self.members)
         check_compression(config, self.members, peers_of_model, source)
-        shared: list[dict[str, Array]] = [{} for _ in self.members]
+        shared_values: list[dict[str, Array]] = [{} for _ in self.members]
         shapes: dict[str, Shapes] = {}
         for model, peers in peers_of_model.items():
             shapes[model] = blocks(schema_entries(self.members[peers[0]].network, model))
             for peer in peers:
-                shared[peer][model] = self.members[peer].network.read(model).cpu().numpy()
-        self._stores = [DictStore(vectors) for vectors in shared]
+                values = self.members[peer].network.read(model)
+                shared_values[peer][model] = values.cpu().numpy()
+        self._stores = [DictStore(values) for values in shared_values]
         self.events = VirtualTime(
             self.world,
             graph,
             peers_of_model,
             self._stores,
             [ONE * (m.samples if config.weights == "samples" else 1) for m in self.members],
-            fanout=config.gossip.exchanges or PUSHES,
+            fanout=pushes_of(config),
             fraction=config.gossip.fraction,
-            wire=replace(_wire(config), shapes=shapes),
-            on_trained=self._ended,
-            on_arrival=self._begin,
+            steady=self._steady_mode if config.gossip.mode == "steady" else None,
+            wire=replace(_wire_of(config), shapes=shapes),
+            on_trained=self._finish_job,
+            on_arrival=self._begin_job,
         )
         learners = [member.learner for member in self.members]
         self.gains: list[Gain] = []
-        self._with_twin = choose_twins(config.gain, config.peers, config.seed)
+        self._peers_with_twin = choose_twins(config.gain, config.peers, config.seed)
         self._twins: Twins | None = None
-        if self._with_twin:
-            twins_of = [learners[peer] for peer in self._with_twin]
-            self._twins = Twins(twins_of, every=config.every, threads=threads)
+        if self._peers_with_twin:
+            learners_with_twin = [learners[peer] for peer in self._peers_with_twin]
+            self._twins = Twins(learners_with_twin, every=config.every, threads=threads)
         self._arena = Arena(learners, every=config.every, threads=threads)
         self._on_test = on_test
         self._jobs: dict[int, _Job] = {}
         self.rounds = [0] * len(self.members)
-        # Tests are due by virtual time, not by rounds; otherwise slow peers would hardly ever be tested.
+        # Tests are due by virtual time, not by rounds; otherwise slow peers would hardly ever be tested. Time
+        # is divided into intervals; this is, for each peer, the interval in which its last job began.
         self._test_intervals = [0.0] * len(self.members)
+
+    def _steady_mode(self, peer: int) -> SteadyMode:
+        """The mode of a peer's next session, in steady mode."""
+        gossip = self.config.gossip
+        return SteadyMode(
+            pushes_of(self.config), hostile=gossip.hostile, score=partial(self._score, peer)
+        )
+
+    def _score(self, peer: int, model: str, value: Array | None) -> float:
+        """The loss of a peer's samples with a value of a model in place of its own, at this time.
+
+        Of a training job that is under way, the parameters that are not shared are those of its beginning.
+        """
+        learner, store = self.members[peer].learner, self._stores[peer]
+        network, job = self.members[peer].network, self._jobs.get(peer)
+        flat = network.flat.clone()
+        if job is not None and job.flat_before is not None:
+            network.flat.copy_(job.flat_before)
+        for each in store.names():
+            network.write(each, store.read(each))
+        try:
+            return score_of(learner, model, value)
+        finally:
+            network.flat.copy_(flat)
 
     def run(self) -> None:
         """Run for the config's virtual time, then test every peer that is online."""
         for peer in self._online(0.0):
-            self._begin(peer, 0.0)
+            self._begin_job(peer, 0.0)
         self.events.run(self.seconds * (1 + _TIME_TOLERANCE))
-        self._drop_unfinished()
+        self._drop_unfinished_jobs()
         self._write_networks()
         online = self._online(self.seconds)
         for peer, metrics in zip(online, self._arena.test(online), strict=True):
-            self._report(Reading(self.seconds, self.rounds[peer], peer, metrics))
+            self._report(PeerTestResult(self.seconds, self.rounds[peer], peer, metrics))
         self._measure_gains(online)
 
     def _measure_gains(self, online: Sequence[int]) -> None:
         """Train each twin for as many rounds as its peer, and compare the two if the peer is online."""
         if self._twins is None:
             return
-        rounds = [self.rounds[peer] for peer in self._with_twin]
-        for number in range(max(rounds)):
-            self._twins.train([twin for twin, count in enumerate(rounds) if count > number])
-        gains = zip(self._with_twin, self._twins.gains(), strict=True)
+        rounds = [self.rounds[peer] for peer in self._peers_with_twin]
+        for round in range(max(rounds)):
+            self._twins.train([twin for twin, count in enumerate(rounds) if count > round])
+        gains = zip(self._peers_with_twin, self._twins.gains(), strict=True)
         self.gains = [gain for peer, gain in gains if peer in online]
 
     def stop(self) -> None:
         """After an interrupt, write the peers' current values into their networks, without testing."""
         for peer in self._jobs:
-            self._undo(peer)
+            self._restore_network(peer)
         self._write_networks()
 
     def _write_networks(self) -> None:
@@ -328,52 +501,53 @@ class LearningSimulation:
             for model in self._stores[peer].names():
                 member.network.write(model, self._stores[peer].read(model))
 
-    def _begin(self, peer: int, time: float) -> None:
-        """Begin a training job with the peer's current values."""
+    def _begin_job(self, peer: int, time: float) -> None:
+        """Begin a training job with the peer's current values, and note whether a test is due before it."""
         if peer in self._jobs:
-            self._undo(peer)  # the peer's last session ended before its training job
+            self._restore_network(peer)  # the peer's last session ended before its training job
         store = self._stores[peer]
         start = {model: store.read(model) for model in store.names()}
-        done = self.rounds[peer]
+        rounds = self.rounds[peer]
         interval = time // (self.config.test_every * self.world.conditions.push_interval)
-        due = done > 0 and interval > self._test_intervals[peer]
+        is_due = rounds > 0 and interval > self._test_intervals[peer]
         # At the end, all peers are tested anyway.
-        due = due and time < self.seconds * (1 - _TIME_TOLERANCE)
+        is_due = is_due and time < self.seconds * (1 - _TIME_TOLERANCE)
         self._test_intervals[peer] = interval
-        self._jobs[peer] = _Job(start, Reading(time, done, peer, Metrics()) if due else None)
+        test = PeerTestResult(time, rounds, peer, Metrics()) if is_due else None
+        self._jobs[peer] = _Job(start, test)
 
-    def _ended(self, peer: int, time: float) -> None:
+    def _finish_job(self, peer: int, time: float) -> None:
         """Finish a training job: add its change to the peer's current values, and begin the next job."""
         if self._jobs[peer].after is None:
-            self._train(time)
-        if (tested := self._jobs[peer].test) is not None:
-            self._report(tested)
+            self._train_jobs(time)
+        if (test := self._jobs[peer].test) is not None:
+            self._report(test)
         job, store = self._jobs.pop(peer), self._stores[peer]
         for model, after in (job.after or {}).items():
             current, start = store.read(model), job.start[model]
             store.write(model, after if current is start else current + (after - start))
         self.rounds[peer] += 1
-        self._begin(peer, time)
+        self._begin_job(peer, time)
 
-    def _train(self, time: float) -> None:
-        """Compute every training job that has begun, except for peers that left: their jobs never end."""
+    def _train_jobs(self, time: float) -> None:
+        """Train all jobs that have begun, except those of peers that have left: their jobs never end."""
         online = set(self._online(time))
-        peers = [peer for peer in self._waiting() if peer in online]
-        self._test(peers)
+        peers = [peer for peer in self._peers_with_untrained_job() if peer in online]
+        self._run_due_tests(peers)
         for peer in peers:
-            self._jobs[peer].flat = self.members[peer].network.flat.clone()
+            self._jobs[peer].flat_before = self.members[peer].network.flat.clone()
         self._arena.train(peers)
         for peer in peers:
             job, network = self._jobs[peer], self.members[peer].network
             job.after = {model: network.read(model).cpu().numpy() for model in job.start}
 
-    def _waiting(self) -> list[int]:
-        """Peers whose training jobs have begun and are not computed yet."""
+    def _peers_with_untrained_job(self) -> list[int]:
+        """Return the peers whose job has begun and is not computed yet, in ascending order."""
         return [peer for peer, job in sorted(self._jobs.items()) if job.after is None]
 
-    def _test(self, peers: Iterable[int]) -> None:
-        """Write the initial values of training jobs into the networks, and run the tests that are due."""
-        due: dict[int, Reading] = {}
+    def _run_due_tests(self, peers: Iterable[int]) -> None:
+        """Write the values with which jobs began into the networks, and run the tests that are due."""
+        due: dict[int, PeerTestResult] = {}
         for peer in peers:
             job = self._jobs[peer]
             for model, value in job.start.items():
@@ -383,26 +557,28 @@ class LearningSimulation:
         for peer, metrics in zip(due, self._arena.test(list(due)), strict=True):
             self._jobs[peer].test = replace(due[peer], metrics=metrics)
 
-    def _report(self, test: Reading) -> None:
+    def _report(self, test: PeerTestResult) -> None:
+        """Add the result of a test to `tests`, and pass it to `on_test`."""
         name = self.members[test.peer].name
         self.tests.add(name, test.time, test.round, test.metrics.accuracy)
         self._on_test(test)
 
-    def _drop_unfinished(self) -> None:
-        """Drop training jobs that do not end before the run does; only their tests are reported."""
-        self._test(self._waiting())
+    def _drop_unfinished_jobs(self) -> None:
+        """Drop the jobs that do not end before the run does; only the tests before them are reported."""
+        self._run_due_tests(self._peers_with_untrained_job())
         for peer, job in sorted(self._jobs.items()):
-            self._undo(peer)
+            self._restore_network(peer)
             if job.test is not None:
                 self._report(job.test)
         self._jobs.clear()
 
-    def _undo(self, peer: int) -> None:
-        """Restore the network's parameters from before a training job that does not end."""
-        if (flat := self._jobs[peer].flat) is not None:
+    def _restore_network(self, peer: int) -> None:
+        """Undo the training of a peer's job, which does not end."""
+        if (flat := self._jobs[peer].flat_before) is not None:
             self.members[peer].network.flat.copy_(flat)
 
     def _online(self, time: float) -> list[int]:
+        """Return the peers that are online at a time, in ascending order."""
         return np.flatnonzero(self.world.present_at(time)).tolist()
 
 
@@ -410,23 +586,27 @@ class LearningSimulation:
 
 
 def _world(config: Config, graph: nx.Graph, source: str) -> tuple[World, float]:
-    """The world that a config's [time] table describes, and the seconds to run; errors name file and key."""
+    """Return the world that a config's [time] table describes, and the virtual seconds to run.
+
+    Raises ConfigError, which names file and key, if the table is wrong.
+    """
     time = config.time or Time()
-    if config.gossip.mode != "async":
+    if not config.gossip.paced:
         raise ConfigError(
-            f"{source}: key 'gossip.mode': virtual time is for mode = 'async', not {config.gossip.mode!r}; "
+            f"{source}: key 'gossip.mode': virtual time is for the modes 'async' and 'steady', not "
+            f"{config.gossip.mode!r}; "
             "without a [time] table the arena averages in rounds"
         )
     try:
-        training = parse(time.training, "training")
+        training = parse_distribution(time.training, "training")
         seconds = time.seconds or config.round_count * (training.mean * config.every)
         conditions = Conditions(
             training=training,
-            delay=parse(time.delay, "delay"),
-            events=_events(time.churn, config, graph, seconds, source),
+            delay=parse_distribution(time.delay, "delay"),
+            events=_churn_events(time.churn, config, graph, seconds, source),
             step=time.churn.step if time.churn else 1.0,
             partitions=tuple(
-                Partition(each.start, each.end, _side(each.peers, config.peers))
+                Partition(each.start, each.end, _select_peers(each.peers, config.peers))
                 for each in time.partitions
             ),
             every=config.every,
@@ -438,37 +618,53 @@ def _world(config: Config, graph: nx.Graph, source: str) -> tuple[World, float]:
         raise ConfigError(f"{source}: key {key!r}: {error}") from None
 
 
-def _wire(config: Config) -> Wire:
-    """The wire that a config's [gossip] table describes."""
+def _wire_of(config: Config) -> Wire:
+    """Return the wire that a config's [gossip] table describes."""
     return Wire(config.gossip.dtype, config.gossip.compress, config.gossip.drift)
 
 
-def _wiring(
+def robust_mixing(config: Config, peers_of_model: Mapping[str, list[int]], source: str) -> Robust:
+    """How peers combine values with gossip.robust: on the config's graph, or through a server."""
+    check_robust(config, source)
+    gossip = config.gossip
+    if gossip.mode == "server":
+        return Robust(gossip.robust, hostile=gossip.hostile)
+    topology = swarm_graph(config, peers_of_model, source)
+    graph = nx.complete_graph(config.peers) if topology is None else topology.graph
+    return Robust(gossip.robust, graph, gossip.exchanges or 1, gossip.hostile)
+
+
+def _mixing_over_wire(
     config: Config, members: list[Member], mixing: Mixing | None, source: str
-) -> tuple[Mixing, Wire]:
-    """How peers average in lockstep and over which wire, for a config with `compress`, `drift` or `dtype`.
+) -> Mixing:
+    """Return how peers average in lockstep if their values change on the way.
+
+    For a config with `compress`, `drift` or `dtype`: then peers send messages, as live peers do, instead of
+    computing the exact mean.
 
     mixing: that of the config's topology, if it has one. Without a topology, live peers push equal parts to
     all peers in `rounds` mode, and send all their mass to one server in `server` mode.
     """
-    lossy = config.gossip.lossy_keys[0]
-    require_push(config, source, "peers that send messages", f"leave out 'gossip.{lossy}'")
+    lossy_key = config.gossip.lossy_keys[0]
+    require_push(config, source, "peers that send messages", f"leave out 'gossip.{lossy_key}'")
     check_compression(config, members, shared_models(members), source)
     if mixing is not None:
-        return mixing, _wire(config)
+        return mixing
     if config.gossip.mode == "server":
-        return Server(), _wire(config)
+        return Server()
     if config.gossip.mode == "rounds":
         complete = nx.complete_graph(config.peers)
-        return Gossip(complete, exchanges=config.gossip.exchanges or 1), _wire(config)
+        return Gossip(complete, exchanges=config.gossip.exchanges or 1)
     raise ConfigError(
-        f"{source}: key 'gossip.{lossy}': without a topology and a [time] table async peers "
+        f"{source}: key 'gossip.{lossy_key}': without a topology and a [time] table async peers "
         'are averaged exactly, and send no messages; add one of them, or use mode = "rounds" or "server"'
     )
 
 
 def _graph(config: Config, members: list[Member], source: str) -> nx.Graph:
-    """The graph of peers that may push to each other; complete if the config has no topology."""
+    """Return which peers may push to each other: all, if the config has no topology."""
+    if config.gossip.mode == "steady":
+        return steady_graph(config, shared_models(members), source)
     if config.topology is None:
         return nx.complete_graph(config.peers)
     graph = graph_of(config, shared_models(members), source)
@@ -480,23 +676,25 @@ def _graph(config: Config, members: list[Member], source: str) -> nx.Graph:
     return graph
 
 
-def _events(
+def _churn_events(
     churn: Churn | None, config: Config, graph: nx.Graph, seconds: float, source: str
 ) -> tuple[Event, ...]:
+    """Return when peers and links come and go: read from the trace of [time.churn], or drawn at random."""
     if churn is None:
         return ()
     if churn.trace is not None:
         return tuple(read_events(Path(source).parent / churn.trace))
     steps = math.ceil(seconds / churn.step) + 1
-    probabilities = {k: getattr(churn, k) for k in ("leave", "arrive", "link_down", "link_up")}
+    keys = ("leave", "arrive", "link_down", "link_up")
+    probabilities = {key: getattr(churn, key) for key in keys}
     return tuple(draw_events(graph, steps, **probabilities, seed=config.seed))
 
 
-def _side(spec: int | list[int] | str, peers: int) -> frozenset[int]:
-    """The peers on one side of a partition: a list, the first so many, or all peers for any text."""
-    if isinstance(spec, str):
-        return frozenset(range(peers))
-    return frozenset(range(spec) if isinstance(spec, int) else spec)
+def _select_peers(selection: int | list[int] | str, count: int) -> frozenset[int]:
+    """Return the numbers of selected peers: of a list, of the first so many, or of all `count` for "all"."""
+    if isinstance(selection, str):
+        return frozenset(range(count))
+    return frozenset(range(selection) if isinstance(selection, int) else selection)
 
 
 # --- results ----------------------------------------------------------------------------------------
@@ -509,55 +707,82 @@ def simulate(
     networks: bool = False,
     on_round: Callable[[Round], None] = lambda _: None,
 ) -> list[Path]:
-    """Run a simulation and write config.json, peers.json, metrics.jsonl, summary.csv and accuracy.png / .svg.
+    """Run a simulation in lockstep, write its results, and return the paths of the files.
 
-    If values are compressed, rounded or skipped, traffic.csv has the bytes of each shared model. If peers
-    decide what they share, every decision is printed, and sharing.json has all of them. If peers have lone
-    twins, gain.json has what these peers gained by the last test. With `networks`, every peer's network is
-    saved as safetensors too. After Ctrl-C, the files hold the results so far, and
-    KeyboardInterrupt is raised again.
+    Always written are config.json, peers.json, metrics.jsonl, summary.csv, accuracy.png and accuracy.svg. If
+    values are compressed, rounded or skipped, traffic.csv has the bytes of each shared model. If peers decide
+    what they share, every decision is printed, and sharing.json has all of them. If peers have lone twins,
+    gain.json has what these peers gained by the last test. After Ctrl-C, the files hold the results so far,
+    and KeyboardInterrupt is raised again.
+
+    networks: whether every peer's network is saved too, as safetensors.
+    on_round: called after every round.
     """
     # Before the results folder is created, since this raises if memory is too small.
-    arena, members = simulation.arena(), simulation.members
-    simulator, graph = arena.wire_simulation, simulation.graph()
-    with _recorded(simulation.config, members, graph, results, networks, simulator) as (
+    arena, members, peers = simulation.arena(), simulation.members, simulation.peers()
+    simulator, graph, shard = arena.wire_simulation, simulation.graph(), simulation.shard
+    if shard is not None and shard.rank:
+        return _simulate_other_rank(simulation, arena, shard, networks)
+    with _open_run_folder(
+        simulation.config, members, peers, graph, results, networks, simulator
+    ) as (
         file,
         written,
     ):
-        console.warn(str(arena.needs()))
+        console.warn(f"{arena.needs()}{' on rank 0' if shard is not None else ''}")
         gains: Sequence[Gain] = ()
         try:
-            with _recorded_sharing(arena.sharing, results.folder) as tell:
+            with _write_sharing(arena.sharing, results.folder) as print_new_decisions:
                 for round in simulation.rounds(arena):
                     gains = round.gains or gains
-                    alone = {gain.peer: _gain_record(gain) for gain in round.gains}
-                    for member, test in zip(members, round.tests, strict=False):
-                        record = _test_record(member, test) | alone.get(member.name, {})
+                    gain_records = {gain.peer: _gain_record(gain) for gain in round.gains}
+                    for peer, test in zip(
+                        peers, round.tests, strict=False
+                    ):  # no tests in some rounds
+                        record = _test_record(peer, test) | gain_records.get(peer.name, {})
                         file.write({"round": round.index, **record})
-                    tell()
+                    print_new_decisions()
                     on_round(round)
         finally:
-            written += _write_gains(results.folder, gains, len(members))
+            written += _write_gains(results.folder, gains, len(peers))
+        if shard is not None:
+            shard.ranks.all_gather(str(results.folder.resolve()))
     if arena.sharing is not None:
         written.append(results.folder / SHARING_FILE)
     return written
 
 
-@contextmanager
-def _recorded_sharing(sharing: AutoSharing | None, folder: Path) -> Iterator[Callable[[], None]]:
-    """Write what was decided about sharing when the run ends; yields a function that prints new decisions."""
-    told = 0
+def _simulate_other_rank(
+    simulation: Simulation, arena: Arena, shard: Shard, networks: bool
+) -> list[Path]:
+    """Run a simulation on a rank other than 0, which writes at most the networks of its own peers.
 
-    def tell() -> None:
-        nonlocal told
-        for sentence in [] if sharing is None else sharing.sentences()[told:]:
+    They are in the folder of rank 0; on another machine, in a folder of the same name.
+    """
+    for _ in simulation.rounds(arena):
+        pass
+    folder, *_ = shard.ranks.all_gather("")
+    return save_networks(simulation.members, make_folder(Path(folder))) if networks else []
+
+
+@contextmanager
+def _write_sharing(sharing: AutoSharing | None, folder: Path) -> Iterator[Callable[[], None]]:
+    """Write all decisions about sharing to a file when the run ends.
+
+    Yields a function that prints the decisions since its last call.
+    """
+    printed = 0
+
+    def print_new_decisions() -> None:
+        nonlocal printed
+        for sentence in [] if sharing is None else sharing.sentences()[printed:]:
             console.warn(sentence)
-            told += 1
+            printed += 1
 
     if sharing is not None and sharing.reason:
         console.warn(f"everything stays shared as it is: {sharing.reason}")
     try:
-        yield tell
+        yield print_new_decisions
     finally:
         if sharing is not None:
             write_json(folder / SHARING_FILE, sharing.as_record())
@@ -571,35 +796,45 @@ def simulate_in_time(
     networks: bool = False,
     threads: int = 1,
     on_start: Callable[[float], None] = lambda seconds: None,
-    on_test: Callable[[Reading], None] = lambda _: None,
+    on_test: Callable[[PeerTestResult], None] = lambda _: None,
     on_mean: Callable[[Mean], None] = lambda _: None,
 ) -> list[Path]:
-    """Run a config with a [time] table, and write the files of `simulate`.
+    """Run a config with a [time] table in virtual time, and write the files of `simulate`.
 
-    presence.csv lists when each peer was online, if peers come and go; traffic.csv is always written. If the
-    config cannot be run, no results folder is created.
+    traffic.csv is always written, and presence.csv too: it lists when each peer was online, if peers come and
+    go. If the config cannot be run, no results folder is created.
 
+    on_start: called with the virtual seconds to run, once the config has proved to be right.
+    on_test: called with the result of every test.
     on_mean: called about a hundred times, and at the end, with the mean accuracy of the online peers.
     """
     next_mean = 0.0
 
-    def record_test(tested: Reading) -> None:
+    def record_test(test: PeerTestResult) -> None:
         nonlocal next_mean
-        record = _test_record(run.members[tested.peer], tested.metrics)
-        file.write({"time": tested.time, "round": tested.round, **record})
-        on_test(tested)
-        if tested.time >= next_mean:
-            next_mean = tested.time + run.seconds / _CURVE_POINTS
-            on_mean(run.tests.mean(tested.time))
+        record = _test_record(run.members[test.peer], test.metrics)
+        file.write({"time": test.time, "round": test.round, **record})
+        on_test(test)
+        if test.time >= next_mean:
+            next_mean = test.time + run.seconds / _CURVE_POINTS
+            on_mean(run.tests.mean(test.time))
 
     warn_unused_keys(config, "virtual", source)
     # Before the results folder is created, since this raises if the config is wrong.
     run = LearningSimulation(config, source, threads=threads, on_test=record_test)
     graph = None if config.topology is None else run.graph
-    with _recorded(config, run.members, graph, results, networks, run.events) as (file, written):
+    peers = [PeerFacts.of(member) for member in run.members]
+    with _open_run_folder(config, run.members, peers, graph, results, networks, run.events) as (
+        file,
+        written,
+    ):
         on_start(run.seconds)
-        stays = ([peer, *stay] for peer, times in run.tests.presence.items() for stay in times)
-        write_csv(results.folder / "presence.csv", ["peer", "from", "until"], stays)
+        rows = (
+            [peer, arrived, left]
+            for peer, online_periods in run.tests.presence.items()
+            for arrived, left in online_periods
+        )
+        write_csv(results.folder / "presence.csv", ["peer", "from", "until"], rows)
         try:
             run.run()
         except KeyboardInterrupt:
@@ -611,9 +846,10 @@ def simulate_in_time(
 
 
 @contextmanager
-def _recorded(
+def _open_run_folder(
     config: Config,
     members: Sequence[Member],
+    peers: Sequence[PeerFacts],
     graph: nx.Graph | None,
     results: Results,
     networks: bool,
@@ -621,14 +857,17 @@ def _recorded(
 ) -> Iterator[tuple[RecordFile, list[Path]]]:
     """Create a run's folder and its metrics.jsonl; when the run ends, write tables, figure and networks.
 
-    Yields that file, and a list to which the paths of all other files are added when the run ends.
+    Yields metrics.jsonl, and a list to which the paths of the other files are added when the run ends.
+
+    members: the peers whose networks are saved. peers: all peers of the run.
+    simulator: what counts the bytes for traffic.csv; None if nothing does.
     """
     written: list[Path] = []
     with results.run_folder() as out:
         try:
             with RecordFile(out / "metrics.jsonl") as file:
                 write_json(out / "config.json", config.model_dump(mode="json"))
-                write_peers(out / PEERS_FILE, [PeerFacts.of(member) for member in members], graph)
+                write_peers(out / PEERS_FILE, peers, graph)
                 yield file, written
         except KeyboardInterrupt:
             if networks:
@@ -637,18 +876,18 @@ def _recorded(
         finally:
             written += summarise(out, config.name)
             if simulator is not None:
-                written.append(write_traffic(out / "traffic.csv", simulator.counted()))
+                written.append(write_traffic(out / "traffic.csv", simulator.traffic_by_model()))
         if networks:
             written += save_networks(members, out)
 
 
-def _test_record(member: Member, test: Metrics) -> dict[str, object]:
-    accuracy, loss = test.accuracy, test.mean_loss
-    return {"peer": member.name, "task": member.task, "accuracy": accuracy, "loss": loss}
+def _test_record(peer: Member | PeerFacts, test: Metrics) -> dict[str, object]:
+    """Return what metrics.jsonl says about every test of a peer."""
+    return {"peer": peer.name, "task": peer.task, **as_record(test)}
 
 
 def _gain_record(gain: Gain) -> dict[str, object]:
-    """What the record of a peer's test has if the peer has a lone twin."""
+    """Return what the record of a test has in addition if the peer has a lone twin."""
     return {"alone_accuracy": gain.alone_accuracy, "alone_loss": gain.alone_loss}
 
 
@@ -662,7 +901,7 @@ def _write_gains(out: Path, gains: Sequence[Gain], peers: int) -> list[Path]:
 
 
 def read_gain(out: Path) -> SwarmGain | None:
-    """Read the mean gain from a run's gain.json; None if it has no such file."""
+    """Return the gain of a run's swarm, read from its gain.json; None if there is no such file."""
     path = out / "gain.json"
     if not path.exists():
         return None
@@ -672,7 +911,7 @@ def read_gain(out: Path) -> SwarmGain | None:
 
 
 def save_networks(members: Sequence[Member], out: Path) -> list[Path]:
-    """Save every peer's current network as safetensors."""
+    """Save every peer's current network as safetensors; return the paths of the files."""
     files = []
     for member in members:
         files.append(out / f"peer-{member.name}.safetensors")
@@ -681,42 +920,53 @@ def save_networks(members: Sequence[Member], out: Path) -> list[Path]:
     return files
 
 
-def write_traffic(path: Path, counted: Iterable[tuple[str, int, Traffic]]) -> Path:
+def write_traffic(path: Path, traffic_by_model: Iterable[tuple[str, int, Traffic]]) -> Path:
     """Write a table with a row for each model: bytes sent, bytes without compression, distortion.
 
-    Bytes are those of values only; headers and answers are not counted.
+    traffic_by_model: for each model its name, the bytes sent, and statistics of its compression. Only the
+    bytes of values are counted, not those of headers and acknowledgements.
     """
     header = ["model", "bytes", "plain_bytes", "skipped", "mean_distortion", "worst_distortion"]
     rows = [
-        [name, size, size + each.saved, each.skipped, f"{each.mean_distortion:.4g}", f"{each.worst:.4g}"]
-        for name, size, each in counted
+        [
+            model, sent, sent + traffic.saved, traffic.skipped,
+            f"{traffic.mean_distortion:.4g}", f"{traffic.worst:.4g}",
+        ]
+        for model, sent, traffic in traffic_by_model
     ]  # fmt: skip
     write_csv(path, header, rows)
     return path
 
 
 def summarise(out: Path, title: str) -> list[Path]:
-    """Write a table and a figure from metrics.jsonl and presence.csv; nothing if no peer was tested."""
+    """Write a table and a figure from metrics.jsonl and presence.csv; nothing if no peer was tested.
+
+    title: of the figure. Returns the paths of the files.
+    """
     tests, tasks = AccuracyLog(read_presence(out / "presence.csv")), dict[str, str]()
-    rounds: dict[int, list[float]] = {}
-    timed = False
+    accuracies_by_round: dict[int, list[float]] = {}
+    named: dict[str, dict[str, float]] = {}
+    in_virtual_time = False
     for record in read_records(out / "metrics.jsonl"):
         peer, round, accuracy = record["peer"], record["round"], record["accuracy"]
-        timed, tasks[peer] = "time" in record, record["task"]
+        in_virtual_time, tasks[peer] = "time" in record, record["task"]
         tests.add(peer, record.get("time", round), round, accuracy)
-        rounds.setdefault(round, []).append(accuracy)
+        accuracies_by_round.setdefault(round, []).append(accuracy)
+        named[peer] = record.get("metrics", {})
     if not tasks:
         return []
-    from ..study.figures import band, canvas, save  # matplotlib is slow to import
+    from ..study.figures import band, canvas, draw_metrics, save  # matplotlib is slow to import
 
-    mean, latest = tests.mean(tests.last), tests.at(tests.last)
-    legend, peers = "peers; line: mean, band: worst to best", len(tests.of)
-    if timed:
+    mean, latest = tests.mean(tests.last_time), tests.at(tests.last_time)
+    legend, peers = "peers; line: mean, band: worst to best", len(tests.by_peer)
+    if in_virtual_time:
         header = ["peer", "task", "rounds", "accuracy", "there"]
+        last_tests = {peer: peer_tests[-1] for peer, peer_tests in tests.by_peer.items()}
         rows = [
             [peer, tasks[peer], round, f"{accuracy:.4f}", "yes" if peer in latest else "no"]
-            for peer, (*_, (_, round, accuracy)) in sorted(
-                tests.of.items(), key=lambda item: (len(item[0]), item[0])
+            # By length first, so that peer 10 comes after peer 9.
+            for peer, (_, round, accuracy) in sorted(
+                last_tests.items(), key=lambda item: (len(item[0]), item[0])
             )
         ]
         rows.append(["mean", "", "", f"{mean.accuracy:.4f}", f"{mean.peers}"])
@@ -728,23 +978,34 @@ def summarise(out: Path, title: str) -> list[Path]:
         header = ["peer", "task", "accuracy"]
         rows = [[peer, tasks[peer], f"{accuracy:.4f}"] for peer, accuracy in latest.items()]
         figure, axes = canvas(f"{peers} {legend} peer, each on its own task")
-    write_csv(out / "summary.csv", header, rows)
-    band(axes, tests.curve() if timed else rounds)
-    axes.set(title=title, xlabel="virtual time in seconds" if timed else "round", ylabel="accuracy")
-    return [out / "summary.csv", *save(figure, out / "accuracy")]
+    names = sorted({name for values in named.values() for name in values})
+    for row in rows:
+        values = named.get(row[0], {})
+        row += [f"{values[name]:.4f}" if name in values else "" for name in names]
+    write_csv(out / "summary.csv", [*header, *names], rows)
+    band(axes, tests.curve() if in_virtual_time else accuracies_by_round)
+    x_label = "virtual time in seconds" if in_virtual_time else "round"
+    axes.set(title=title, xlabel=x_label, ylabel="accuracy")
+    pictures = save(figure, out / "accuracy")
+    return [out / "summary.csv", *pictures, *draw_metrics(out, title, x_label)]
 
 
 # --- accuracy over time -----------------------------------------------------------------------------
 
-_CURVE_POINTS = 100  # times at which `on_mean` is called, and points of a drawn curve
+_CURVE_POINTS = 100
+"""About how often `on_mean` is called in a run, and the number of points of a drawn curve."""
 
 Presence = Mapping[str, Sequence[tuple[float, float]]]
-"""For each peer the times when it arrived and left, in order; infinity if it did not leave."""
+"""For each peer the periods in which it was online, in order: when it arrived, and when it left. A peer that
+did not leave again has infinity there."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean accuracy of the peers that count at one time, and their number; NaN if there are none."""
+    """The mean accuracy, at one time, of the peers that are online and were tested, and their number.
+
+    The mean over no peers is NaN.
+    """
 
     time: float
     accuracy: float
@@ -752,71 +1013,75 @@ class Mean:
 
 
 class AccuracyLog:
-    """The tests of all peers in virtual time.
+    """The accuracies of all tests in virtual time.
 
-    At any time, the peers that are online count, each with its latest test so far. A peer that has left does
-    not count; a peer that is back and was not tested since counts with its last test before it left. Curves,
-    means and sweeps all follow this rule.
+    The accuracy of a swarm at a time is taken over the peers that are online then and were tested before,
+    each with its latest test. A peer that has come back and was not tested since has the accuracy of its last
+    test before it left. Curves, means and sweeps all follow this rule.
 
     presence: a peer without an entry is always online; at the time of leaving, a peer is offline.
-
-    `of` has (time, rounds of this peer, accuracy) for each test of each peer, in order of time.
+    by_peer: for each peer its tests in order of time: (time, rounds that it had trained, accuracy).
     """
 
     def __init__(self, presence: Presence):
         self.presence = presence
-        self.of: dict[str, list[tuple[float, int, float]]] = {}
+        self.by_peer: dict[str, list[tuple[float, int, float]]] = {}
 
     @property
-    def last(self) -> float:
+    def last_time(self) -> float:
         """The time of the last test."""
-        return max(tests[-1][0] for tests in self.of.values())
+        return max(tests[-1][0] for tests in self.by_peer.values())
 
     def add(self, peer: str, time: float, round: int, accuracy: float) -> None:
-        """Add a test."""
-        insort(self.of.setdefault(peer, []), (time, round, accuracy))
+        """Add a test: when it was, how many rounds the peer had trained, and its result."""
+        insort(self.by_peer.setdefault(peer, []), (time, round, accuracy))
 
     def at(self, time: float) -> dict[str, float]:
-        """Return the accuracy of every peer that counts at this time."""
+        """Return the latest accuracy of every peer that is online at this time and was tested by then."""
         accuracies: dict[str, float] = {}
-        for peer, tests in self.of.items():
-            count = bisect_right(tests, time, key=lambda test: test[0])
-            stays = self.presence.get(peer, [(-math.inf, math.inf)])
-            if count and any(start <= time < end for start, end in stays):
-                accuracies[peer] = tests[count - 1][2]
+        for peer, tests in self.by_peer.items():
+            tests_so_far = bisect_right(tests, time, key=lambda test: test[0])
+            online_periods = self.presence.get(peer, [(-math.inf, math.inf)])
+            is_online = any(arrived <= time < left for arrived, left in online_periods)
+            if tests_so_far and is_online:
+                *_, accuracies[peer] = tests[tests_so_far - 1]
         return accuracies
 
     def mean(self, time: float) -> Mean:
-        """Return the mean at this time."""
+        """Return the mean of the accuracies at this time."""
         accuracies = self.at(time)
         mean = fmean(accuracies.values()) if accuracies else math.nan
         return Mean(time, mean, len(accuracies))
 
     def curve(self) -> dict[Any, list[float]]:
-        """Return the accuracies of all counting peers at times from the first test to the last."""
-        start = min(tests[0][0] for tests in self.of.values())
-        end = self.last
+        """Return the accuracies at evenly spaced times from the first test to the last."""
+        start = min(tests[0][0] for tests in self.by_peer.values())
+        end = self.last_time
         steps = (start + (end - start) * step / _CURVE_POINTS for step in range(_CURVE_POINTS))
         by_time = {time: list(self.at(time).values()) for time in [*steps, end]}
         return {time: accuracies for time, accuracies in by_time.items() if accuracies}
 
 
 def presence_of(world: World, names: Sequence[str]) -> Presence:
-    """The times at which peers arrive and leave in a world; empty if none does."""
+    """Return the periods in which each peer of a world is online; empty if all always are."""
     if not world.churns:
         return {}
     return {
-        name: [(float(a), float(b)) for a, b in zip(starts, ends, strict=True) if a < math.inf]
+        name: [
+            (float(arrived), float(left))
+            for arrived, left in zip(starts, ends, strict=True)
+            if arrived < math.inf
+        ]
         for name, starts, ends in zip(names, world.starts, world.ends, strict=True)
     }
 
 
 def read_presence(path: Path) -> Presence:
-    """Read a run's presence.csv; empty if there is no such file."""
+    """Read the online periods from a run's presence.csv; empty if there is no such file."""
     presence: dict[str, list[tuple[float, float]]] = {}
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                stay = (float(row["from"]), float(row["until"]))
-                presence.setdefault(row["peer"], []).append(stay)
+                online_period = (float(row["from"]), float(row["until"]))
+                presence.setdefault(row["peer"], []).append(online_period)
     return presence

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import networkx as nx
 import numpy as np
 
-from ...gossip import FLOOR, ONE
+from ...gossip import MIN_WEIGHT, ONE
 from .network import (
     CHANGE,
     CREDIT,
@@ -206,7 +206,7 @@ class VectorisedPushSum:
         """Split off a share for each of `fan` neighbours; 0 if the weight is too small to be split."""
         weight = self.weights[peer]
         share = self._share(weight, fan)
-        share[np.minimum(share, weight - share * fan) < FLOOR] = 0
+        share[np.minimum(share, weight - share * fan) < MIN_WEIGHT] = 0
         self.weights[peer] = weight - share * fan
         rows = self._pool.take(uses)
         self._rows.copy(peer, self._pool.values, rows)

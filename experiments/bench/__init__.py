@@ -31,19 +31,23 @@ T = TypeVar("T")
 
 BENCHMARKS: Mapping[str, str] = MappingProxyType(
     {
-        "codec": "wire:codec",
+        "codec": "gossip:codec",
         "throughput": "live:throughput",
         "checkpoint": "live:checkpoint",
         "memory": "live:memory",
+        "presence": "gossip:presence",
         "arena": "arena:arena",
         "scale": "arena:scale",
+        "shards": "arena:shards",
         "matching": "models:matching",
         "networks": "models:networks",
-        "auto": "sharing:auto",
-        "topology": "graphs:topology",
-        "virtual": "virtual:virtual",
-        "trust": "wire:trust",
-        "page": "page:page",
+        "auto": "models:auto",
+        "steady": "gossip:steady",
+        "topology": "views:topology",
+        "virtual": "arena:virtual",
+        "trust": "gossip:trust",
+        "page": "views:page",
+        "device": "device:device",
     }
 )
 """Every benchmark as module:function of this package; the function returns rows. Add new benchmarks here."""
@@ -102,18 +106,21 @@ def race(
     repeats: int = REPEATS,
 ) -> Row:
     """Time work against a baseline that does the same; the ratio is how many times faster the work is."""
-    seconds = alternate(work, baseline, repeats=repeats)
+    seconds = median_seconds(work, baseline, repeats=repeats)
     return Row(name, "s", *seconds, wanted, note=note, speedup=True)
 
 
-def alternate(
+def median_seconds(
     work: Callable[[], object],
     baseline: Callable[[], object],
     *,
     repeats: int = REPEATS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, float]:
-    """Median seconds of `work` and of `baseline`, which run alternately under the same machine load."""
+    """Return the median seconds of `work` and of `baseline`.
+
+    The two run alternately, so that the load of the machine is the same for both.
+    """
     if repeats < 1:
         raise ValueError(f"a median of {repeats} repetitions: at least one is needed")
     times: tuple[list[float], list[float]] = ([], [])

@@ -1,7 +1,9 @@
-"""Benchmarks of the arena: rounds against a torch loop, averaging against a dense product, large swarms."""
+"""Benchmarks of the arena: rounds against a torch loop, averaging against a dense product, large swarms, and
+simulations in virtual time: the time per event, and what simulating adds to training."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -19,11 +21,23 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from ...models import SgdLearner, SlicedNetwork
 from ...models.stack import format_bytes
 from ...topology import build, mixing_matrix
-from ..arena import Arena, ExactMean, Gossip, Mixing, peak_memory
+from ...topology import build as build_graph
+from ..arena import (
+    Arena,
+    Conditions,
+    ExactMean,
+    Gossip,
+    LearningSimulation,
+    Mixing,
+    VectorisedPushSum,
+    peak_memory,
+)
+from ..arena import parse as parse_distribution
 from ..cli import console
+from ..config.tables import parse_config
 from ..data import DataError, load
 from ..results import RecordFile, Results, read_records
-from . import PAPER, Row, in_own_process, perceptron, race, sliced_perceptron
+from . import PAPER, Row, in_own_process, median_seconds, perceptron, race, sliced_perceptron
 
 THREADS = 2
 """Threads of the arena; the torch loop uses as many inside torch, or one, whichever is faster."""
@@ -74,15 +88,24 @@ class Workload:
             for _ in range(self.peers)
         ]
 
-    def learners(self, data: Sequence[Samples], test: Samples | None = None) -> list[SgdLearner]:
-        """The learners for the arena; test: the test samples of all peers; each peer's own if left out."""
+    def learners(
+        self,
+        data: Sequence[Samples],
+        test: Samples | None = None,
+        peers: Sequence[int] | None = None,
+    ) -> list[SgdLearner]:
+        """The learners for the arena.
+
+        test: the test samples of all peers; each peer's own if left out. peers: the numbers of the peers that
+        the data are of; all if left out.
+        """
         return [
             SgdLearner(
-                sliced_perceptron(str(index), self.layout, self.level),
+                sliced_perceptron(str(peer), self.layout, self.level),
                 samples, test or samples, local_samples=self.batch * self.steps, batch=self.batch,
-                reduction=self.reduction, loss="squared", rate=0.1, seed=index,
+                reduction=self.reduction, loss="squared", rate=0.1, seed=peer,
             )
-            for index, samples in enumerate(data)
+            for peer, samples in zip(peers or range(len(data)), data, strict=True)
         ]  # fmt: skip
 
     def mix(self) -> Mixing:
@@ -305,7 +328,9 @@ def measure(kind: str, peers: int, rounds: int = 8) -> SwarmCost:
     torch.set_num_threads(1)
     started = perf_counter()
     workload = replace(SCALE_WORKLOADS[kind], peers=peers)
-    arena = Arena(workload.learners(*_windows(DATA_SETS[kind], peers)), mixing=workload.mix())
+    arena = Arena(
+        workload.learners(*_windows(DATA_SETS[kind], range(peers))), mixing=workload.mix()
+    )
     build_seconds = perf_counter() - started
     round_seconds: list[float] = []
     average_seconds: list[float] = []
@@ -322,20 +347,110 @@ def measure(kind: str, peers: int, rounds: int = 8) -> SwarmCost:
     return SwarmCost(kind, peers, *seconds, peak, needs, accuracy)
 
 
-def _windows(name: str, peers: int) -> tuple[list[Samples], Samples]:
-    """Every peer's training samples, which are views of one tensor, and the test samples of all peers."""
+def _windows(name: str, peers: Sequence[int]) -> tuple[list[Samples], Samples]:
+    """The training samples of some peers, which are views of one tensor, and the test samples of all."""
     data = load(name)
     assert data.test is not None
     order = torch.randperm(len(data.train.y), generator=torch.Generator().manual_seed(0))
     inputs, labels = data.train.flat()[order], data.train.y[order]
-    starts = [
-        index * SAMPLES_PER_PEER % (len(labels) - SAMPLES_PER_PEER + 1) for index in range(peers)
-    ]
+    starts = [index * SAMPLES_PER_PEER % (len(labels) - SAMPLES_PER_PEER + 1) for index in peers]
     windows = [
         (inputs[start : start + SAMPLES_PER_PEER], labels[start : start + SAMPLES_PER_PEER])
         for start in starts
     ]
     return windows, (data.test.flat()[:200], data.test.y[:200])
+
+
+# --- one swarm on several ranks ---------------------------------------------------------------------
+
+SHARDED = replace(SCALE_WORKLOADS["small"], batch=10, steps=6)
+"""What peers on several ranks do in a round: one pass over their samples, then one exchange of push-sum."""
+MEMORY_PEERS = 20_000
+TIMED_ON_RANKS = 4096
+TESTED_PEERS = 1000
+"""How many peers of a rank are tested before the first round and after the last."""
+
+
+@dataclass(frozen=True)
+class RankCost:
+    """The cost of one rank; peak: bytes, build, round: seconds, before, after: mean accuracy of its peers."""
+
+    peak: int
+    build: float = 0.0
+    round: float = 0.0
+    before: float = 0.0
+    after: float = 0.0
+
+
+def shards() -> list[Row]:
+    """Measure memory and time of a swarm that is divided among two ranks."""
+    from ..arena.shards import launch
+
+    (empty,) = launch(1, measure_rank, SHARDED, 0, 1, 1)
+    (whole,) = launch(1, measure_rank, SHARDED, MEMORY_PEERS, 4, THREADS)
+    halves = launch(2, measure_rank, SHARDED, MEMORY_PEERS, 4, 1)
+    peak = max(half.peak for half in halves)
+    rows = [
+        Row(
+            f"memory of each of 2 ranks, {MEMORY_PEERS:,} × {SMALL}", "MB",
+            (peak - empty.peak) / 1e6, (whole.peak - empty.peak) / 1e6, 0.6, "at most",
+            f"baseline: 1 rank; both without the {format_bytes(empty.peak)} of a rank without peers",
+        ),
+        Row(
+            f"{MEMORY_PEERS:,} × {SMALL} on 2 ranks", "s a round", max(half.round for half in halves),
+            note=_describe_ranks(halves),
+        ),
+    ]  # fmt: skip
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(3):  # alternately, so that the load of the machine is the same for both
+        for ranks, times in zip((2, 1), seconds, strict=True):
+            costs = launch(ranks, measure_rank, SHARDED, TIMED_ON_RANKS, 10, THREADS // ranks)
+            times.append(max(cost.round for cost in costs))
+    name = f"round of {TIMED_ON_RANKS:,} × {SMALL}, 2 ranks of 1 thread"
+    two, one = median(seconds[0]), median(seconds[1])
+    return [*rows, Row(name, "s", two, one, note="baseline: 1 rank of 2 threads")]
+
+
+def _describe_ranks(costs: Sequence[RankCost]) -> str:
+    peaks = " and ".join(format_bytes(cost.peak) for cost in costs)
+    before, after = (
+        fmean(values) for values in zip(*((c.before, c.after) for c in costs), strict=True)
+    )
+    return (
+        f"built in {max(cost.build for cost in costs):.0f} s, peak {peaks}, "
+        f"accuracy {before:.3f} → {after:.3f}"
+    )
+
+
+def measure_rank(workload: Workload, peers: int, rounds: int, threads: int) -> RankCost:
+    """Run some rounds of a swarm on the rank that this process is; without peers, only load everything."""
+    from ..arena.shards import Shard, divide_peers, join_ranks
+
+    torch.set_num_threads(1)
+    with join_ranks() as ranks:
+        if not peers:
+            _windows("digits", [])
+            build("regular:4", 16, 1)
+            return RankCost(peak_memory())
+        started, workload = perf_counter(), replace(workload, peers=peers)
+        mixing = workload.mix()
+        assert isinstance(mixing, Gossip)
+        graph = mixing.schedule.graph(0)
+        rank_of = divide_peers(peers, ranks.count, graph)
+        own = np.flatnonzero(rank_of == ranks.rank).tolist()
+        learners = workload.learners(*_windows("digits", own), own)
+        shard = Shard(ranks, rank_of, [learner.network for learner in learners])
+        arena = Arena(learners, mixing=mixing, threads=threads, shard=shard)
+        built = perf_counter() - started
+        tested = range(0, len(own), max(1, len(own) // TESTED_PEERS))
+        before = fmean(test.accuracy for test in arena.test(tested))
+        seconds: list[float] = []
+        for _ in range(rounds):
+            started = perf_counter()
+            arena.train_and_average()
+            seconds.append(perf_counter() - started)
+        after = fmean(test.accuracy for test in arena.test(tested))
+        return RankCost(peak_memory(), built, median(seconds), before, after)
 
 
 def draw(folder: Path) -> list[Path]:
@@ -366,3 +481,121 @@ def draw(folder: Path) -> list[Path]:
     handles = row[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside upper center", ncols=1, frameon=False, fontsize=9)
     return save(figure, folder / "growth")
+
+
+# --- virtual time -----------------------------------------------------------------------------------
+# Virtual time is the simulated clock of a swarm. An event is a push, its arrival, or the return of mass that
+# did not arrive.
+
+SMALL_SWARM, LARGE_SWARM, LARGEST_SWARM = 1_000, 10_000, 100_000
+"""The peers of three swarms."""
+COORDINATES = 100
+"""The length of the vector that peers average."""
+_EVENTS_PER_CALL = 60_000
+
+
+def virtual() -> list[Row]:
+    """Time an event of two large swarms against one of a small swarm, and learning against training alone."""
+    large, small = EndlessSwarm(LARGE_SWARM), EndlessSwarm(SMALL_SWARM)
+    large_seconds, small_seconds = median_seconds(large, small)
+    large_us, small_us = 1e6 * large_seconds / large.events, 1e6 * small_seconds / small.events
+    largest_rate, peak = in_own_process(events_per_second, LARGEST_SWARM)
+    note = f"{1e6 / large_us:,.0f} events/s; baseline: {SMALL_SWARM:,} peers, {1e6 / small_us:,.0f} events/s"
+    largest_note = f"{largest_rate:,.0f} events/s, peak memory {peak / 1e6:,.0f} MB"
+    largest_us = 1e6 / largest_rate
+    return [
+        Row(
+            f"virtual time, {LARGE_SWARM:,} peers",
+            "µs/event",
+            large_us,
+            small_us,
+            1.5,
+            "at most",
+            note,
+        ),
+        Row(
+            f"virtual time, {LARGEST_SWARM:,} peers",
+            "µs/event",
+            largest_us,
+            small_us,
+            note=largest_note,
+        ),
+        learning(),
+    ]
+
+
+class EndlessSwarm:
+    """A simulated swarm, of which every call simulates some more seconds: about `events_per_call` events."""
+
+    def __init__(self, peers: int, events_per_call: int = _EVENTS_PER_CALL):
+        self._swarm = averaging_swarm(peers)
+        self._seconds_per_call = events_per_call / (
+            2 * peers
+        )  # a peer pushes and receives once a second
+        self._calls = 0
+
+    def __call__(self) -> None:
+        self._calls += 1
+        for _ in self._swarm.run(self._seconds_per_call):
+            pass
+
+    @property
+    def events(self) -> float:
+        """The mean number of events per call so far."""
+        return self._swarm.events / self._calls
+
+
+def averaging_swarm(peers: int) -> VectorisedPushSum:
+    """Return a swarm that averages random values by push-sum on a random graph with four links per peer.
+
+    The pauses between two pushes of a peer, and the delays of messages, are exponential.
+    """
+    values = np.random.default_rng(0).standard_normal((peers, COORDINATES))
+    conditions = Conditions(
+        training=parse_distribution("exponential:1"), delay=parse_distribution("exponential:0.5")
+    )
+    return VectorisedPushSum(values, build_graph("regular:4", peers, 0), conditions)
+
+
+def events_per_second(peers: int, seconds: float = 5.0) -> tuple[float, int]:
+    """Return how many events of a swarm are simulated per second, and the peak bytes of this process.
+
+    seconds: the virtual time to simulate.
+    """
+    swarm = averaging_swarm(peers)
+    started = time.perf_counter()
+    for _ in swarm.run(seconds):
+        pass
+    return swarm.events / (time.perf_counter() - started), peak_memory()
+
+
+def learning(peers: int = 256, rounds: int = 4, repeats: int = 5) -> Row:
+    """Return the row of a swarm that learns in virtual time, against as much training and nothing else."""
+    table = {
+        "peers": peers,
+        "rounds": rounds,
+        "topology": "regular:4",
+        "data": {"samples": 5},
+        "network": {"layout": "64=32=10", "activation": "sigmoid", "output": "sigmoid"},
+        "training": {"local_samples": 200, "rate": 0.1, "loss": "squared", "reduction": "sum"},
+        "models": [{"name": "global", "layout": "64-32-0"}],
+        "time": {"training": "lognormal:1:0.3", "delay": "exponential:0.2", "loss": 0.1},
+    }
+    config = parse_config(table)
+    # A simulation runs once only: one for each repetition, and one that warms up.
+    simulations = [LearningSimulation(config, threads=2) for _ in range(repeats + 1)]
+    members = LearningSimulation(config).members
+    trainings = 0
+
+    def simulate() -> None:
+        nonlocal trainings
+        simulation = simulations.pop()
+        simulation.run()
+        trainings = sum(simulation.rounds)
+
+    def train_only() -> None:
+        for number in range(trainings):
+            members[number % peers].learner.train(1)
+
+    row = race(f"{peers} peers learn in virtual time", simulate, train_only, repeats=repeats)
+    return replace(row, note=f"baseline: its {trainings:,} trainings, learner by learner")

@@ -17,14 +17,14 @@ import typer
 from rich.markup import escape
 
 from gossamer import __version__
-from gossamer.errors import GossamerError
-from gossamer.names import hint
+from gossamer.errors import GossamerError, hint
 
 from ...peer import INTERRUPTED
 from ..errors import ConfigError, Stopped
 from ..papers import PAPERS, STUDIES, StudyEntry
 from ..results import write_csv
 from . import console
+from .broker import broker_app
 from .console import (
     AtLeastOne,
     AtLeastOneIfGiven,
@@ -37,11 +37,12 @@ from .console import (
     report_interruption,
     with_options,
 )
-from .service import service_app
+from .live import service_app
 from .topology import topology_app
 
 if TYPE_CHECKING:
     from ..arena import Mean, Round
+    from ..arena.shards import RankGroup
     from ..config.tables import Config
     from ..results import Results
 
@@ -76,14 +77,18 @@ def _options(*, version: Version = False, debug: bool = False, threads: AtLeastO
     Torch.threads = threads
 
 
-@command("demo")
-def demo_command(*, broker: str | None = None, watch: bool = False, output: Output) -> None:
-    """Run 16 live peers with 16 different tasks, three times: sharing nothing, everything, partial models.
+@command("demo", slow=True)
+def demo_command(
+    *, broker: str | None = None, rounds: AtLeastOne = 80, watch: bool = False, output: Output
+) -> None:
+    """Run 16 live peers with 16 different tasks, four times, each time sharing something else.
 
-    Prints and draws the accuracy of the three swarms.
+    They share nothing, then everything, then what they decide by themselves, then given partial models.
+    Prints and draws the accuracy of the four swarms.
 
     Args:
         broker: The address of a running broker, or nats or mosquitto to start one (the default).
+        rounds: Rounds of each swarm; fewer take less time, and show less.
     """
     if watch:
         page.require_bokeh()
@@ -92,19 +97,25 @@ def demo_command(*, broker: str | None = None, watch: bool = False, output: Outp
 
     results = output.results("results/demo", "demo")
     with results.run_folder() as folder, report_interruption(folder):
-        run_demo(folder, broker, watch=watch)
-    console.offer_report(folder)
+        run_demo(folder, broker, rounds=rounds, watch=watch)
+    console.leave_report(folder)
 
 
-@command("simulate")
+def started_by_torchrun() -> bool:
+    """Return whether torchrun has started this process as one of several."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@command("simulate", slow=True)
 def simulate_command(
     config: Path,
     *,
     output: Output,
     networks: YesOrNo = False,
+    shards: AtLeastOne = 1,
     show_settings: bool = False,
 ) -> None:
-    """Simulate a swarm in one process, and save its metrics, a summary and a plot.
+    """Simulate a swarm in one process or several, and save its metrics, a summary and a plot.
 
     Every run gets its own folder: results/NAME/001, 002, …; results/NAME/latest is the last one.
     Ctrl-C stops the run; results so far are kept.
@@ -112,7 +123,30 @@ def simulate_command(
     Args:
         config: A TOML file, or example:NAME; see gossamer examples.
         networks: Save every peer's network as safetensors.
+        shards: Divide the peers among this many processes on this machine. For several machines, start
+            the command by torchrun on each: torchrun … -m gossamer simulate CONFIG.
     """
+    if not started_by_torchrun():
+        _simulate(config, output, networks, shards, show_settings)
+        return
+    load_torch()
+    from ..arena.shards import join_ranks
+
+    with join_ranks() as ranks:
+        if shards not in (1, ranks.count):
+            raise ConfigError(f"--shards {shards}: torchrun has started {ranks.count} processes")
+        _simulate(config, output, networks, 1, show_settings, ranks)
+
+
+def _simulate(
+    config: Path,
+    output: Output,
+    networks: bool,
+    shards: int,
+    show_settings: bool,
+    ranks: RankGroup | None = None,
+) -> None:
+    """Run `gossamer simulate`; ranks: if this process is one of several."""
     from ..config.tables import load_config
 
     settings = load_config(config)
@@ -123,25 +157,44 @@ def simulate_command(
     if show_settings:
         from .show_settings import show_config
 
-        show_config(settings, str(config), out=(output.out, folder), networks=(networks, False))
+        options = {"networks": (networks, False), "shards": (shards, 1)}
+        show_config(settings, str(config), out=(output.out, folder), **options)
         return
     results = output.results(folder, "simulate")
     load_torch()  # after the config is checked: importing torch takes seconds
-    simulate = _in_lockstep if settings.time is None else _in_virtual_time
-    files = simulate(settings, str(config), results, networks)
+    if shards > 1:
+        from ..arena.shards import launch
+        from ..arena.simulation import refuse_in_shards
+
+        refuse_in_shards(settings, str(config))
+        launch(shards, sys.executable, "-m", "gossamer", *console.Invocation.arguments)
+        return
+    if ranks is not None:
+        files = _in_lockstep(settings, str(config), results, networks, ranks)
+        if ranks.rank:  # rank 0 has the results
+            return
+    else:
+        simulate = _in_lockstep if settings.time is None else _in_virtual_time
+        files = simulate(settings, str(config), results, networks)
     from ..arena import read_gain
 
     if gain := read_gain(results.folder):
         console.say(f"what peers gain by taking part: {gain}")
     console.print_written([results.folder / "metrics.jsonl", *files])
-    console.offer_report(results.folder)
+    console.leave_report(results.folder)
 
 
-def _in_lockstep(settings: Config, source: str, results: Results, networks: bool) -> list[Path]:
+def _in_lockstep(
+    settings: Config,
+    source: str,
+    results: Results,
+    networks: bool,
+    ranks: RankGroup | None = None,
+) -> list[Path]:
     """Simulate a config without a [time] table; return the files that were written."""
     from ..arena import Simulation, simulate
 
-    simulation = Simulation.of(settings, source)
+    simulation = Simulation.of(settings, source, ranks=ranks)
     with console.progress("rounds") as bar:
         task = bar.add_task(settings.name, total=settings.round_count, latest="")
 
@@ -186,12 +239,12 @@ def _in_virtual_time(settings: Config, source: str, results: Results, networks: 
     return files
 
 
-@command("compare")
+@command("compare", slow=True)
 def compare_command(
     config: Path,
     *,
     only: list[str] | None = None,
-    jobs: AtLeastOneIfGiven = None,
+    on: str | None = None,
     output: Output,
     show_settings: bool = False,
 ) -> None:
@@ -204,7 +257,6 @@ def compare_command(
         config: A TOML file, or example:compare.
         only: Run only this method of the config; repeat for more.
     """
-    load_torch()
     from ..federated.comparison import choose, comparison_study, load_comparison
     from ..study import run_study
 
@@ -213,20 +265,21 @@ def compare_command(
     if show_settings:
         from .show_settings import show_config
 
-        options = {"out": (output.out, folder), "only": (only, None), "jobs": (jobs, None)}
+        options = {"out": (output.out, folder), "only": (only, None), "on": (on, None)}
         show_config(settings, str(config), **options)
         return
+    load_torch()  # after the config is checked: importing torch takes seconds
     study = comparison_study(settings, str(config))
-    run_study(study, output.results(folder, "compare"), jobs=jobs)
+    run_study(study, output.results(folder, "compare"), on=on)
 
 
-@command("paper")
+@command("paper", slow=True)
 def paper_command(
     name: str = "list",
     *,
     quick: bool = False,
     runs: AtLeastOneIfGiven = None,
-    jobs: AtLeastOneIfGiven = None,
+    on: str | None = None,
     only: list[str] | None = None,
     output: Output,
 ) -> None:
@@ -234,18 +287,45 @@ def paper_command(
 
     Most experiments take long at the paper's size; after an interruption, the same command continues
     where it stopped. Runs that an earlier call has finished are copied; --force runs them again.
+    `gossamer paper claims` compares the results on disk with what the papers say.
 
     Args:
-        name: The experiment's name, or list to print all names.
+        name: The experiment's name; list to print all names; or claims, to decide the papers' claims.
         quick: A small version on the built-in digits, which takes a minute or two.
         runs: Seeds per point of the figure; if left out, as many as in the paper.
         only: Compute only this line of the figure; repeat for more.
     """
-    options = {"quick": quick, "runs": runs, "jobs": jobs, "only": only}
-    _run_or_list("paper", PAPERS, name, options, output)
+    options = {"quick": quick, "runs": runs, "on": on, "only": only}
+    if name == "claims":
+        _decide_claims(options, output)
+    else:
+        _run_or_list("paper", PAPERS, name, options, output)
 
 
-@command("study")
+def _decide_claims(options: Mapping[str, Any], output: Output) -> None:
+    """Print the papers' claims with their verdicts, and write a page about them: `gossamer paper claims`."""
+    if given := [f"--{option}" for option, value in options.items() if value]:
+        raise ConfigError(
+            f"claims does not take {given[0]}; it takes --out, a folder for papers.md"
+        )
+    load_torch()
+    from ..papers import claims
+    from ..results import make_folder, write_bytes
+
+    results = Path("results/paper")
+    folders = [results, Path("docs/papers")]
+    rows = claims.rows(folders)
+    console.table(
+        "the papers' claims",
+        ["where", "claim", "verdict", "measured"],
+        [(r.entry.origin, r.claim.text, r.finding.verdict, r.finding.measured) for r in rows],
+    )
+    folder = make_folder(output.out or results)
+    write_bytes(folder / "papers.md", claims.page(rows).encode())
+    console.print_written([folder / "papers.md", *claims.draw_overview(folder / "papers", folders)])
+
+
+@command("study", slow=True)
 def study_command(
     name: Annotated[
         str, typer.Argument(help=f"{', '.join(STUDIES)}, or list to print what they measure.")
@@ -253,7 +333,7 @@ def study_command(
     *,
     quick: bool = False,
     runs: AtLeastOneIfGiven = None,
-    jobs: AtLeastOneIfGiven = None,
+    on: str | None = None,
     only: list[str] | None = None,
     output: Output,
 ) -> None:
@@ -264,12 +344,12 @@ def study_command(
         runs: Seeds per setting, for studies with several seeds.
         only: Compute only this line of the figure; repeat for more.
     """
-    options = {"quick": quick, "runs": runs, "jobs": jobs, "only": only}
+    options = {"quick": quick, "runs": runs, "on": on, "only": only}
     _run_or_list("study", STUDIES, name, options, output)
 
 
-@command("sweep")
-def sweep_command(config: Path, *, jobs: AtLeastOneIfGiven = None, output: Output) -> None:
+@command("sweep", slow=True)
+def sweep_command(config: Path, *, on: str | None = None, output: Output) -> None:
     """Simulate every combination of the values in a config's sweep table, and print a table of results.
 
     After an interruption, the same command continues where it stopped. If the config was changed, a new
@@ -287,7 +367,7 @@ def sweep_command(config: Path, *, jobs: AtLeastOneIfGiven = None, output: Outpu
 
     study = sweep_study(settings, str(config))
     results = output.results(Path("results/sweep") / settings.name, "sweep")
-    run_study(study, results, jobs=jobs)
+    run_study(study, results, on=on)
 
 
 def _run_or_list(
@@ -319,10 +399,10 @@ def _run_or_list(
     study = entry.study(quick=options["quick"], runs=options.get("runs")).only(options["only"])
     from ..study import run_study
 
-    run_study(study, results, jobs=options["jobs"])
+    run_study(study, results, on=options["on"])
 
 
-@command("virtual")
+@command("virtual", slow=True)
 def virtual_command(
     *,
     peers: Annotated[int, typer.Option(min=2)] = 1000,
@@ -404,7 +484,7 @@ def virtual_command(
     console.print_written([folder / "error.csv", *files])
 
 
-@command("data")
+@command("data", slow=True)
 def data_command(name: str | None = None) -> None:
     """List the data sets, or load one and print its sizes.
 
@@ -435,7 +515,7 @@ def data_command(name: str | None = None) -> None:
         console.say(dataset.note)
 
 
-@command("bench")
+@command("bench", slow=True)
 def bench_command(only: list[str] | None = None) -> None:
     """Measure speed and memory, as ratios to baselines measured in alternation. Takes minutes.
 
@@ -449,8 +529,9 @@ def bench_command(only: list[str] | None = None) -> None:
 
 
 # These modules add their commands to `app` when they are imported; help lists them in this order.
-from . import assignment, enrol, explain, fuse, live, page, predict, slices, status, trust  # noqa: E402, F401
+from . import assignment, explain, fuse, live, page, predict, slices, status, trust  # noqa: E402, F401
 
+app.add_typer(broker_app, name="broker")
 app.add_typer(topology_app, name="topology")
 app.add_typer(service_app, name="service")
 

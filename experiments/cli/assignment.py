@@ -28,7 +28,7 @@ MAX_LISTED_CELLS = 6
 """The most cells, or ranges of cells, that the table lists."""
 
 
-@command("assignment")
+@command("assignment", slow=True)
 def assignment_command(results: Path, *, output: Output) -> None:
     """Print and draw which cells a swarm has decided to share, with whom, when and why.
 
@@ -93,7 +93,7 @@ def rows(report: Record) -> Iterator[list[str]]:
             yield [label, cells_text(shared, part["cells"]), *_best_change(report, name)]
         for scheme, own in _by_hand(report, name):
             yield [label, cells_text(own, part["cells"]), "", "", f"{scheme}, by hand", ""]
-        for decision in report["decisions"]:
+        for decision in _in_force(report):
             if decision["part"] == name:
                 ratio = next(
                     one["ratio"]
@@ -105,6 +105,20 @@ def rows(report: Record) -> Iterator[list[str]]:
                     label, cells_text(decision["cells"], part["cells"]), f"{ratio:.1f}",
                     _loss(decision), f"{'would be ' * report['dry_run']}{change}", decision["round"],
                 ]  # fmt: skip
+
+
+def _in_force(report: Record) -> list[Record]:
+    """Return the decisions that still hold: without cells that all peers share again."""
+    decisions = report["decisions"]
+    return [
+        decision
+        for index, decision in enumerate(decisions)
+        if not decision["shared_again"]
+        and not any(
+            later["part"] == decision["part"] and set(later["cells"]) & set(decision["cells"])
+            for later in decisions[index + 1 :]
+        )
+    ]
 
 
 def _best_change(report: Record, part: str) -> list[str]:
@@ -173,7 +187,7 @@ def cells_text(cells: Sequence[int], of: int) -> str:
 def group_rows(report: Record) -> Iterator[list[str]]:
     """Yield a row for every group of peers: its number, its peers, and the parts whose cells it averages."""
     parts: dict[str, tuple[list[list[str]], list[str]]] = {}
-    for decision in report["decisions"]:
+    for decision in _in_force(report):
         if (groups := decision["groups"]) is not None:
             # Peers that joined later are in the last assignment only.
             last = report["assignment"]

@@ -9,11 +9,13 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
@@ -25,6 +27,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gossamer import __version__
+from gossamer.errors import GossamerError
 
 from ...peer import exit_on_interrupt
 from ..errors import Stopped
@@ -40,6 +43,9 @@ WIDTH_WITHOUT_TERMINAL = 160
 
 FIRST_COLUMN_WIDTH = 16
 """The least width of a table's first column, which names the row, on a narrow terminal."""
+
+REPORT_AFTER = 30.0
+REPORT_FILE = "report.html"
 
 _NUMBER = re.compile(r"[-+]?(nan|inf|\d+\.?\d*(e[-+]?\d+)?)")
 
@@ -114,12 +120,27 @@ def print_written(files: Sequence[Path]) -> None:
         say(f"wrote {file}")
 
 
-def offer_report(folder: Path) -> None:
-    """Print the command that makes a page of a run's results.
+def leave_report(folder: Path, took: float | None = None) -> None:
+    """Make a page of a finished run's results; print only the command for it if that is not worth its time.
 
-    No page is made unasked: it takes three seconds and 2 MB, more than many a run.
+    Making one takes three seconds and 2 MB: a run shorter than REPORT_AFTER seconds gets none unasked.
+
+    took: how long the run took; since the command began if left out.
     """
-    say(f"a page of these results: gossamer report {folder}")
+    took = Invocation.elapsed() if took is None else took
+    if took < REPORT_AFTER or find_spec("bokeh") is None:
+        say(f"a page of these results: gossamer report {folder}")
+        return
+    from ..page import write_report
+
+    try:
+        problems = write_report([folder], folder / REPORT_FILE)
+    except GossamerError as error:  # the results are there all the same
+        warn(f"no page of these results: {error}")
+        return
+    for problem in problems:
+        warn(problem)
+    print_written([folder / REPORT_FILE])
 
 
 # --- functions as commands --------------------------------------------------------------------------
@@ -140,7 +161,8 @@ YesOrNo = Annotated[bool, typer.Option()]
 COMMON_HELP = {
     "show_settings": "Print every setting and where its value comes from, and exit without running.",
     "watch": "Show the swarm in the browser while it runs, at the address that is printed.",
-    "jobs": "Worker processes; one per core if left out.",
+    "on": "Where to compute: local:4 (four processes on this machine), dask:tcp://host:8786 (the workers of "
+    "a Dask scheduler) or ray:auto (a Ray cluster); one process per core of this machine if left out.",
     "ca": "The certificate file of the authority (CA) that signed the broker's certificate.",
     "password_file": "A file with the password of the user in the broker's URL; if left out, the "
     "environment variable GOSSAMER_BROKER_PASSWORD is used.",
@@ -150,7 +172,9 @@ COMMON_HELP = {
 Command = Callable[..., None]
 
 
-def command(name: str, of: typer.Typer = app) -> Callable[[Command], Command]:
+def command(
+    name: str, of: typer.Typer = app, *, slow: bool = False
+) -> Callable[[Command], Command]:
     """Make a function a command: positional parameters become arguments, keyword-only ones options.
 
     The help of each parameter is taken from `Args:` in the docstring, or from COMMON_HELP. A keyword-only
@@ -158,22 +182,41 @@ def command(name: str, of: typer.Typer = app) -> Callable[[Command], Command]:
     name is annotated with it: `Annotated[str, typer.Option("--input")]`.
 
     of: the group to which the command is added.
+    slow: whether the command loads much, or waits, before its first output: it then says at once that it
+        has begun.
     """
 
     def add(function: Command) -> Command:
-        of.command(name, help=_parse_docstring(function)[0])(with_options(function))
+        begin = (lambda: say_begun(name)) if slow else None
+        of.command(name, help=command_help(function))(with_options(function, begin))
         return function
 
     return add
 
 
-def with_options(function: Command) -> Command:
+def command_help(function: Command) -> str:
+    """Return the help of a command: its docstring without the parameters."""
+    return _parse_docstring(function)[0]
+
+
+def say_begun(name: str) -> None:
+    """Print to stderr that a command has begun, if a person looks on: before slow imports and connections."""
+    if err.is_terminal:
+        err.print(f"{name}: loading …", style="dim")
+
+
+def with_options(function: Command, begin: Callable[[], None] | None = None) -> Command:
     """Return a function for typer: its parameters have typer's annotations, and dataclasses are replaced by
-    one parameter for each field."""
+    one parameter for each field.
+
+    begin: called before the function.
+    """
     parameters = list(_parameters(function))
     groups = {name: hint for name, hint in get_type_hints(function).items() if _is_group(hint)}
 
     def run(**values: Any) -> None:
+        if begin is not None:
+            begin()
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         function(**values)
@@ -189,6 +232,9 @@ def _parameters(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(function, include_extras=True)
     for parameter in inspect.signature(function).parameters.values():
         hint, name = hints[parameter.name], parameter.name
+        if hint is typer.Context:
+            yield parameter.replace(annotation=hint)
+            continue
         if _is_group(hint):
             yield from _parameters(hint)
             continue
@@ -231,6 +277,12 @@ class Invocation:
         # A password must not end in a file of results that is passed on.
         cls.arguments = [re.sub(r"(://[^:/@]*):[^/]*@", r"\1@", text) for text in arguments]
         cls.warnings, cls.started = [], _utc_now()
+
+    @classmethod
+    def elapsed(cls) -> float:
+        """Return the seconds since the command began."""
+        began = datetime.fromisoformat(cls.started or _utc_now())
+        return (datetime.now(UTC) - began).total_seconds()
 
     @classmethod
     def details(cls) -> Record:
@@ -304,3 +356,23 @@ def load_torch() -> None:
     with exit_on_interrupt():
         import torch
     torch.set_num_threads(Torch.threads)
+
+
+# --- named metrics in tables --------------------------------------------------------------------------
+
+MOST_METRICS = 4
+"""The most named metrics that a table of peers has columns for; files and pages have all."""
+
+
+def metric_columns(metrics: Iterable[Mapping[str, float | None]]) -> list[str]:
+    """Return the names of the metrics that peers have, as many as a table has columns for."""
+    return sorted({name for each in metrics for name in each})[:MOST_METRICS]
+
+
+def metric_cells(metrics: Mapping[str, float | None], names: Iterable[str]) -> list[str]:
+    """Return a peer's values of these metrics; empty text for one that it does not have."""
+    cells = []
+    for name in names:
+        value = metrics.get(name)
+        cells.append("" if name not in metrics else f"{nan if value is None else value:.3f}")
+    return cells

@@ -1,8 +1,9 @@
-"""The commands `gossamer explain`, the reference in the terminal, and `gossamer examples`."""
+"""The commands `gossamer explain`, the reference in the terminal, `gossamer examples` and `gossamer new`."""
 
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import console
@@ -15,7 +16,7 @@ LINE = 96
 """Characters of a line of text: longer lines are hard to read."""
 
 
-@command("explain")
+@command("explain", slow=True)
 def explain_command(key: str | None = None) -> None:
     """Explain a key or a table of a config, a comparison or a device's file; or list all of them.
 
@@ -68,6 +69,23 @@ def _wrapped(text: str, first: str, rest: str) -> str:
         " ".join(text.split()), width, initial_indent=first, subsequent_indent=rest,
         break_on_hyphens=False, break_long_words=False,
     )  # fmt: skip
+
+
+@command("new")
+def new_command(name: str, *, like: str = "cnn", folder: Path | None = None) -> None:
+    """Write a config and a module with your own data function and network, to start from.
+
+    NAME.toml is an example's config under this name; NAME.py has the functions that it names.
+
+    Args:
+        name: Of the config and the module.
+        like: The example to start from; see gossamer examples.
+        folder: Where to write both (default: here).
+    """
+    from ..config.examples import describe, write_project
+
+    config, module = write_project(name, like, Path() if folder is None else folder)
+    console.say(f"wrote {config} and {module}; run it: gossamer {describe(config)[0]} {config}")
 
 
 @command("examples")

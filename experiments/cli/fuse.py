@@ -54,7 +54,7 @@ class MatchingOptions:
     shrink: YesOrNo = True
 
 
-@command("fuse")
+@command("fuse", slow=True)
 def fuse_command(
     files: list[Path],
     *,

@@ -1,13 +1,15 @@
-"""The commands of live swarms: `gossamer swarm`, `gossamer join`, `gossamer broker`."""
+"""The commands of live swarms: `gossamer swarm`, `join`, `service`; and how commands connect to a broker."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from getpass import getuser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,13 +18,13 @@ import typer
 from gossamer.logs import log_to_stderr
 
 from ..errors import ConfigError
-from ..results import make_folder, require_folder
+from ..results import make_folder, require_folder, write_bytes
 from . import console
 from .console import Out, Output, command, load_torch, report_interruption
 
 if TYPE_CHECKING:
-    from ...peer import BrokerAddress, BrokerSettings, BrokerTls, PeerSpec, RuleFiles
-    from ..live.layout import JoinConfig
+    from ...peer import BrokerAddress, PeerSpec
+    from ..live.device import JoinConfig
 
 OWN_BROKER = "mqtt://127.0.0.1"
 """A placeholder for the URL of the broker that the swarm would start, for --show-settings."""
@@ -34,6 +36,10 @@ PortIfGiven = Annotated[int | None, typer.Option(min=0, max=65535)]
 
 
 # --- the connection to a broker ---------------------------------------------------------------------
+
+
+RETRY_SECONDS = 3.0
+"""Seconds for which a command that reads from a broker, while a person waits, tries to connect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +85,16 @@ class ConnectionOptions:
             option = name.replace("_", "-")
             raise ConfigError(f"--{option} {mistake['input']}: {mistake['msg']}") from None
 
+    def running_broker(self, url: str) -> BrokerAddress:
+        """Return the address of a broker that should run already, with its password.
+
+        A device waits longer for a broker, because both may have been started together.
+        """
+        address = self.address(url).updated(connect_timeout=RETRY_SECONDS)
+        if password := broker_password(address.url, self.password_file):
+            address = address.updated(password=password)
+        return address
+
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsOptions:
@@ -105,13 +121,13 @@ def broker_password(
     """
     from ...gossip import Address  # slow to import
 
-    address = Address.parse(url)
+    addresses = Address.parse_all(url)
     if file is None:
-        lacks_password = address.username is not None and address.password is None
+        lacks_password = any(each.username and each.password is None for each in addresses)
         return environment.get(PASSWORD_VARIABLE) or None if lacks_password else None
-    if address.password is not None:
+    if any(each.password is not None for each in addresses):
         raise ConfigError(f"{file}: the broker's URL has a password too; leave one of them out")
-    if address.username is None:
+    if any(each.username is None for each in addresses):
         raise ConfigError(f"{file}: a password needs a user name: write it in the URL, NAME@host")
     try:
         password = file.read_text("utf-8").partition("\n")[0].rstrip("\r")
@@ -127,13 +143,15 @@ def broker_password(
 # --- gossamer swarm and gossamer join ---------------------------------------------------------------
 
 
-@command("swarm")
+@command("swarm", slow=True)
 def swarm_command(
     config: Path,
     *,
     broker: str | None = None,
+    peers: str | None = None,
     watch: bool = False,
     connection: ConnectionOptions,
+    log_json: bool = False,
     output: Output,
     show_settings: bool = False,
 ) -> None:
@@ -145,8 +163,11 @@ def swarm_command(
 
     Args:
         config: A TOML file; the same as for simulate.
-        broker: The address of a running broker (mqtt://, mqtts://, ws:// or wss://), or nats or mosquitto
-            to start one (the default).
+        broker: The address of a running broker (mqtt://, mqtts://, ws:// or wss://), those of a cluster's
+            nodes with commas between them, or nats or mosquitto to start one (the default).
+        peers: Run only these peers of the config here, such as 0-31, and the others on other hosts, with the
+            same file and --broker. Whoever runs the last peer collects all reports.
+        log_json: Write each line of the peers' logs (host-0.log, …) as a JSON object.
     """
     from ...peer import broker_kind
     from ..config.tables import load_config
@@ -161,6 +182,18 @@ def swarm_command(
             f"{config}: [time] and [sweep] are for gossamer simulate and gossamer sweep; leave them out "
             "for live peers"
         )
+    here: list[int] | None = None
+    if peers is not None:
+        from ..live.hosts import parse_peers
+
+        here = parse_peers(peers, settings.peers)
+        if broker is None or broker_kind(broker) is not None:
+            raise ConfigError("swarm: --peers needs --broker URL, which all hosts reach")
+        if settings.trust.kind != "none":
+            raise ConfigError(
+                f"{config}: key 'trust.kind': --peers makes no keys that other hosts know; enrol devices "
+                "with gossamer enrol, and start each with gossamer join"
+            )
     address = None
     if broker is not None and broker_kind(broker) is None:
         address = connection.address(broker)
@@ -199,15 +232,17 @@ def swarm_command(
                 address or connection.address(used_broker.url),
                 source=str(config),
                 watch=watch,
+                peers=here,
+                log_json=log_json,
                 on_planned=lambda: results.begin(keep=to_keep),
             )
         print_outcome(settings, outcome)
         pictures = draw_swarm(settings, folder)
         console.print_written([outcome.records, folder / "outcome.json", *pictures])
-        console.offer_report(folder)
+    console.leave_report(folder)
 
 
-@command("join")
+@command("join", slow=True)
 def join_command(
     enrolment: Annotated[Path | None, typer.Argument()] = None,
     *,
@@ -236,7 +271,8 @@ def join_command(
     Args:
         enrolment: The device's file NAME.gossamer, from the swarm's owner (gossamer enrol); it has broker,
             swarm, key, invitation and password.
-        broker: Without such a file: the broker's address: mqtt://, mqtts://, ws:// or wss://.
+        broker: Without such a file: the broker's address: mqtt://, mqtts://, ws:// or wss://; those of a
+            cluster's nodes with commas between them.
         swarm: Without such a file: the swarm's name.
         config: The device's TOML file; not needed with an enrolment and --entry.
         entry: With an enrolment: module:function that makes the device's learner.
@@ -251,9 +287,8 @@ def join_command(
         out: The folder for the checkpoint and the results; results/SWARM-NAME if left out.
         again: Start from the beginning, even if the peer has finished.
     """
-    from ...peer import ProcessSpec, run_guarded
+    from ..live.device import device_of, load_join
     from ..live.enrolment import Enrolment
-    from ..live.layout import device_of, load_join
 
     credentials = {
         "identity": identity and str(identity),
@@ -306,6 +341,8 @@ def join_command(
         show_join(plan, out=(out, default))
         return
     load_torch()
+    from ...peer import ProcessSpec, run_guarded
+
     folder = make_folder(out or default)
     if not _may_start(folder, spec, again):
         return
@@ -354,177 +391,73 @@ def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
     return True
 
 
-# --- gossamer broker --------------------------------------------------------------------------------
+# --- a device that systemd keeps running ------------------------------------------------------------
+
+service_app = typer.Typer(
+    no_args_is_help=True,
+    help="Keep a device's peer running, after crashes and reboots too.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
-@command("broker")
-def broker_command(
+@command("install", of=service_app)
+def install_command(
+    device: Path,
     *,
-    host: str | None = None,
-    port: PortIfGiven = None,
-    websockets: PortIfGiven = None,
-    kind: str | None = None,
-    embedded: bool = False,
-    tls: Path | None = None,
-    tls_name: list[str] | None = None,
-    user: list[str] | None = None,
-    acl: Path | None = None,
+    entry: str | None = None,
+    broker: str | None = None,
     swarm: str | None = None,
-    peer: list[str] | None = None,
-    observer: list[str] | None = None,
-    discovery: bool = False,
-    enrolled: Path | None = None,
+    memory: str = "1G",
+    user: str | None = None,
+    out: Path | None = None,
 ) -> None:
-    """Run an MQTT broker until Ctrl-C: nats-server, which is installed with gossamer, or mosquitto.
+    """Write a unit with which systemd runs `gossamer join` on this device, and print how to start it.
 
-    With --acl every peer has a password, cannot publish under another peer's name, and cannot read
-    messages to other peers.
+    systemd starts the peer at boot, again after a crash, and if it gives no sign of life for two minutes;
+    it does not where a person must act first (exit code 2), nor where another device has replaced this
+    one (exit code 4). The peer's results are in the folder of its file.
 
     Args:
-        host: The address to listen on; 127.0.0.1 if left out, or as the devices of --enrolled need it.
-        port: The port to listen on, 1883 if left out; 0 chooses a free one.
-        websockets: Also listen for websockets on this port (nats).
-        kind: nats or mosquitto; if left out, the first one that is installed.
-        embedded: The same as --kind nats.
-        tls: Use TLS, with the certificate authority in this folder, which is created at the first start.
-        tls_name: With --tls: another name or address by which devices reach this machine, for the
-            certificate; repeat for more. The machine's own names and addresses are always included.
-        user: NAME:PASSWORD of a user that may connect; repeat for more.
-        acl: Write access rules and passwords for a swarm into this folder, and enforce them.
-        swarm: With --acl: the swarm's name.
-        peer: With --acl: a peer's full name (label@id); repeat for more.
-        observer: With --acl: the name of a user that may only read; repeat for more.
-        discovery: With --acl: peers with `discovery = true` may appear in Home Assistant; name its user with
-            --observer.
-        enrolled: Serve the devices that gossamer enrol has enrolled in this folder, with their passwords
-            and with TLS; devices that are enrolled later may connect without a restart.
+        device: The device's file: NAME.gossamer of gossamer enrol, or a TOML file.
+        entry: With NAME.gossamer: module:function that makes the device's learner.
+        broker: With a TOML file: the broker's address.
+        swarm: With a TOML file: the swarm's name.
+        memory: The most memory that the peer may use, as in 512M or 2G; systemd kills it beyond that.
+        user: The user who runs the peer; the present one if left out.
+        out: The file to write; gossamer-NAME.service in this folder if left out.
     """
-    from ...peer import BROKER_KINDS, BrokerSettings, broker_kind, serve
+    from ...peer import unit_text
+    from ..live.enrolment import ENDING
 
-    if embedded and kind not in (None, "nats"):
-        raise ConfigError(f"broker: --embedded means --kind nats: leave it or --kind {kind} out")
-    program = broker_kind("nats" if embedded else kind)
-    if kind is not None and program is None:
-        raise ConfigError(f"broker: --kind {kind}: write {' or '.join(BROKER_KINDS)}")
-    if enrolled is not None:
-        if tls or user or acl or swarm or peer or observer or tls_name or discovery:
-            raise ConfigError(
-                "broker: --enrolled has users and certificates of its own: leave others out"
-            )
-        settings = _settings_for_enrolled(enrolled, host, port, websockets)
+    if not device.is_file():
+        raise ConfigError(f"{device}: there is no such file")
+    if not re.fullmatch(r"[1-9]\d*[KMGT]?", memory):
+        raise ConfigError(f"--memory {memory}: write a number with K, M, G or T, as in 512M")
+    if device.suffix == ENDING:
+        needs, not_used = {"--entry": entry}, {"--broker": broker, "--swarm": swarm}
+        file = [str(device.resolve())]
     else:
-        host, port = host or "127.0.0.1", 1883 if port is None else port
-        rules = _rules(
-            acl, swarm, peer or [], observer or [], bool(user), port, discovery=discovery
-        )
-        names = tls_name or []
-        settings = BrokerSettings(
-            host=host,
-            port=port,
-            websocket_port=websockets,
-            users=dict(map(_user, user or [])),
-            tls=_certificates(tls, host, names),
-            public_name=names[0] if names else None,
-            rules=rules,
-        )
-    if code := serve(settings, kind=program):
-        raise typer.Exit(code)
-
-
-def _settings_for_enrolled(
-    folder: Path, host: str | None, port: int | None, websockets: int | None
-) -> BrokerSettings:
-    """Return the settings of a broker for the devices that were enrolled in a folder."""
-    from ...gossip import Address
-    from ...peer import BrokerSettings, BrokerTls, is_loopback, read_rules
-    from ..live.enrolment import read_described
-
-    address = Address.parse(read_described(folder)["broker"])
-    files = folder / "broker"
-    tls = None
-    if address.tls:
-        tls = BrokerTls(files / "ca.pem", files / "server.pem", files / "server.key")
-    return BrokerSettings(
-        host=host or ("127.0.0.1" if is_loopback(address.host) else "0.0.0.0"),
-        port=address.port if port is None else port,
-        websocket_port=websockets,
-        tls=tls,
-        public_name=address.host,
-        rules=read_rules(files),
-    )
-
-
-def _certificates(folder: Path | None, host: str, names: list[str]) -> BrokerTls | None:
-    """Load or create the broker's certificates, and print which file peers need.
-
-    host: the address to listen on. names: further names and addresses for the certificate.
-    """
-    if folder is None:
-        if names:
-            raise ConfigError("broker: --tls-name needs --tls FOLDER")
-        return None
-    from ...peer import (
-        WILDCARD_ADDRESSES,
-        Authority,
-        BrokerTls,
-        is_host,
-        is_loopback,
-        machine_names,
-    )
-
-    for name in names:
-        if not is_host(name):
+        needs, not_used = {"--broker": broker, "--swarm": swarm}, {"--entry": entry}
+        file = ["--config", str(device.resolve())]
+    for option, value in needs.items():
+        if value is None:
+            raise ConfigError(f"{device}: {option} is missing, which gossamer join needs")
+    for option, value in not_used.items():
+        if value is not None:
             raise ConfigError(
-                f"broker: --tls-name {name!r} is neither a host name nor an address: write "
-                "broker.lan or 192.168.1.5, without a port"
+                f"{device}: leave out {option}, which gossamer join does not take here"
             )
-    authority = Authority.open(require_folder(folder))
-    listen_names = [host] if is_host(host) and host not in WILDCARD_ADDRESSES else []
-    all_names = [*machine_names(), *listen_names, *names]
-    if reason := authority.why_renew_server(all_names):
-        authority.issue_server(all_names)
-        console.say(f"new server certificate: {reason}")
-    if is_loopback(host):
-        console.say(f"listens only on {host}: use --host 0.0.0.0 to let other devices connect")
-    console.say(f"peers need: --ca {authority.certificate} (copy it to other devices)")
-    return BrokerTls(authority.certificate, authority.server.certificate, authority.server.key)
-
-
-def _rules(
-    folder: Path | None,
-    swarm: str | None,
-    peers: list[str],
-    observers: list[str],
-    users: bool,
-    port: int,
-    *,
-    discovery: bool,
-) -> RuleFiles | None:
-    """Write the access rules of --acl, and print where each password is; None without --acl.
-
-    users: whether --user was given, which cannot be combined with --acl.
-    """
-    if folder is None:
-        if swarm or peers or observers or discovery:
-            raise ConfigError(
-                "broker: --swarm, --peer, --observer and --discovery need --acl FOLDER"
-            )
-        return None
-    if users:
-        raise ConfigError("broker: --acl creates its own passwords; leave --user out")
-    if swarm is None or not peers:
-        raise ConfigError("broker: --acl needs --swarm NAME and at least one --peer NAME")
-    from ...peer import write_rules
-
-    files = write_rules(folder, swarm, peers, observers=observers, port=port, discovery=discovery)
-    for name, path in files.secrets.items():
-        console.say(f"password of {name}: {path}")
-    return files
-
-
-def _user(text: str) -> tuple[str, str]:
-    """Split a value of --user into name and password."""
-    name, colon, password = text.partition(":")
-    if not (name and colon and password):
-        raise ConfigError(f"--user {text!r}: write NAME:PASSWORD")
-    return name, password
+    options = [word for option, value in needs.items() if value for word in (option, value)]
+    unit = unit_text(
+        f"Gossamer peer of {device.name}",
+        [sys.executable, "-m", "gossamer", "join", *file, *options],
+        device.resolve().parent,
+        user=user or getuser(),
+        memory=memory,
+    )
+    path = out or Path(f"gossamer-{re.sub(r'[^A-Za-z0-9_.-]', '_', device.stem)}.service")
+    write_bytes(path, unit.encode())
+    console.print_written([path])
+    start = f"sudo systemctl enable --now {path.stem}"
+    console.say(f"start it with: sudo cp {path} /etc/systemd/system/ && {start}")
+    console.say(f"its log: journalctl -u {path.stem} -f")

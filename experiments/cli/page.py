@@ -1,4 +1,4 @@
-"""The commands that show swarms in a browser: `gossamer report` and `gossamer watch`."""
+"""The commands that show swarms in a browser: `gossamer report`, `gossamer watch` and `gossamer lab`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..results import find_run, require_folder
 from . import console
 from .console import command
-from .live import PASSWORD_VARIABLE, ConnectionOptions, Port, broker_password
+from .live import PASSWORD_VARIABLE, ConnectionOptions, Port
 
 if TYPE_CHECKING:
     from ...peer import BrokerAddress
@@ -33,7 +33,7 @@ def require_bokeh(find: Callable[[str], object | None] = find_spec) -> None:
         )
 
 
-@command("report")
+@command("report", slow=True)
 def report_command(
     results: list[Path],
     *,
@@ -51,7 +51,7 @@ def report_command(
     """
     require_bokeh()
     if out is None:
-        out = (find_run(results[0]) if len(results) == 1 else Path()) / "report.html"
+        out = (find_run(results[0]) if len(results) == 1 else Path()) / console.REPORT_FILE
     elif out.is_dir():
         raise ConfigError(f"--out {out}: is a folder; name a file, such as {out / 'report.html'}")
     require_folder(out.parent)
@@ -62,7 +62,7 @@ def report_command(
     console.print_written([out])
 
 
-@command("watch")
+@command("watch", slow=True)
 def watch_command(
     what: str,
     swarm: str | None = None,
@@ -108,6 +108,31 @@ def watch_command(
     _run(_page(lambda: PlaybackSource(first), host, port))
 
 
+@command("lab", slow=True)
+def lab_command(
+    *,
+    host: str = "127.0.0.1",
+    port: Port = 0,
+    out: Annotated[Path, typer.Option("--out", "-o")] = Path("results"),
+) -> None:
+    """Try graphs and swarms in the browser: draw two, see how fast they average, simulate them side by side.
+
+    Prints the page's address and runs until Ctrl-C. What is tried can be downloaded as a config that
+    gossamer simulate and gossamer swarm take.
+
+    Args:
+        host: The address to serve the page on. On another one than this machine's loopback, the page's
+            address has a secret token, without which nothing is answered.
+        port: The port to serve the page on; 0 chooses a free one.
+        out: The folder below which the results of runs are written.
+    """
+    require_bokeh()
+    require_folder(out)
+    from ..page import LAB_POLL_SECONDS, build_lab, serve
+
+    _run(serve(lambda doc: build_lab(doc, out), every=LAB_POLL_SECONDS, **_served(host, port)))
+
+
 def _watch_broker(
     url: str, swarm: str, connection: ConnectionOptions, owner: str | None, host: str, port: int
 ) -> None:
@@ -119,9 +144,7 @@ def _watch_broker(
     from ..page import POLL_SECONDS, LiveSource
 
     topics.check_name("swarm", swarm)
-    address = connection.address(url)
-    if password := broker_password(address.url, connection.password_file):
-        address = address.updated(password=password)
+    address = connection.running_broker(url)
     key = None if owner is None else read_public(owner)
     name = f"observer-{secrets.token_hex(4)}"
 
@@ -178,21 +201,23 @@ def _shown(url: str) -> str:
     """Return a broker's address without user and password."""
     from ...gossip import Address
 
-    address = Address.parse(url)
-    return f"{address.host}:{address.port}"
+    return ", ".join(f"{each.host}:{each.port}" for each in Address.parse_all(url))
 
 
 def _page(make_source: Callable[[], Source], host: str, port: int) -> Coroutine[Any, Any, None]:
-    from ..page import is_loopback, serve_page
+    from ..page import serve_page
 
-    token = None if is_loopback(host) else secrets.token_urlsafe(16)
-    return serve_page(
-        make_source,
-        host=host,
-        port=port,
-        token=token,
-        on_ready=lambda url: console.say(f"page: {url}"),
-    )
+    return serve_page(make_source, **_served(host, port))
+
+
+def _served(host: str, port: int) -> dict[str, Any]:
+    """How a page is served: with a token, unless only this machine can reach it."""
+    from ..page import is_loopback
+
+    return {
+        "host": host, "port": port, "token": None if is_loopback(host) else secrets.token_urlsafe(16),
+        "on_ready": lambda url: console.say(f"page: {url}"),
+    }  # fmt: skip
 
 
 def _run(page: Coroutine[Any, Any, None]) -> None:

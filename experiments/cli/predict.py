@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...models import Learner
 
 
-@command("predict")
+@command("predict", slow=True)
 def predict_command(
     network: Path,
     inputs: list[Path],

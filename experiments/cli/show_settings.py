@@ -14,7 +14,7 @@ from . import console
 if TYPE_CHECKING:
     from ...peer import BrokerAddress, PeerSpec
     from ..config.tables import Config, Experiment
-    from ..live.layout import JoinPlan
+    from ..live.device import JoinPlan
 
 Row = tuple[str, str, str]
 HEADER = ["setting", "value", "source"]
@@ -89,12 +89,12 @@ def _peer_rows(
 
     origins: where values come from, by key. placeholders: texts for values that are created at the start.
     """
-    from ...gossip import Address
+    from ...gossip import without_passwords
 
     values = {key: getattr(spec, key) for key in SPEC_FIELDS}
     values |= {key: getattr(spec.settings, key) for key in keys_in_order(type(spec.settings))}
     values |= {key: getattr(broker, key) for key in ("url", *type(broker).model_fields)}
-    values["url"] = Address.parse(broker.url)  # its text does not contain the password
+    values["url"] = without_passwords(broker.url)
     if broker.password is not None:
         values["password"] = HIDDEN_PASSWORD
     texts = {key: _text(value) for key, value in values.items()} | placeholders

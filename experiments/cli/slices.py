@@ -37,7 +37,7 @@ NETWORK_HELP = (
 )
 
 
-@command("slices")
+@command("slices", slow=True)
 def slices_command(
     module: Annotated[str, typer.Argument(help=NETWORK_HELP)],
     *,

@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import time
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from statistics import median
@@ -22,7 +23,7 @@ from rich.text import Text
 from ..errors import ConfigError
 from . import console
 from .console import command
-from .live import ConnectionOptions, MetricsOptions, broker_password
+from .live import ConnectionOptions, MetricsOptions
 
 if TYPE_CHECKING:
     from ...gossip import MqttTransport
@@ -34,15 +35,13 @@ REFRESH = 1.0
 """Seconds between two looks with --follow."""
 SHOWN_EVENTS = 8
 """Events of the timeline that are shown, the latest ones."""
-RETRY_SECONDS = 3.0
-"""Seconds for which a connection that fails is tried again."""
 NEEDS_A_PERSON = 1
 """The exit code if something needs a person."""
 
 _COLOURS = {"online": "green", "offline": "yellow", "lost": "red", "dead": "red", "unknown": "red"}
 
 
-@command("status")
+@command("status", slow=True)
 def status_command(
     url: str,
     swarm: str,
@@ -93,11 +92,7 @@ def status_command(
 def _transport(url: str, connection: ConnectionOptions) -> MqttTransport:
     from ...peer import mqtt_transport
 
-    # Unlike a peer, it is not started together with its broker, and somebody waits for its answer.
-    address = connection.address(url).updated(connect_timeout=RETRY_SECONDS)
-    if password := broker_password(address.url, connection.password_file):
-        address = address.updated(password=password)
-    return mqtt_transport(address, f"gossamer-status-{secrets.token_hex(4)}")
+    return mqtt_transport(connection.running_broker(url), f"gossamer-status-{secrets.token_hex(4)}")
 
 
 async def _observe(
@@ -234,7 +229,9 @@ def _peer_table(state: SwarmState, now: float) -> Table:
     table.add_column("peer", min_width=4, no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("since", no_wrap=True)
-    for name in ("round", "behind", "accuracy", "neighbours", "MB in", "MB out"):
+    summaries = [peer.summary for peer in state.peers.values() if peer.summary is not None]
+    named = console.metric_columns(summary.named_metrics for summary in summaries)
+    for name in ("round", "behind", "accuracy", *named, "neighbours", "MB in", "MB out"):
         table.add_column(name, justify="right", no_wrap=True)
     if state.is_signed:
         table.add_column("checked", no_wrap=True)
@@ -245,18 +242,18 @@ def _peer_table(state: SwarmState, now: float) -> Table:
     for peer in peers:
         style = _COLOURS.get(peer.presence, "dim")
         cells = [escape(peer.name), f"[{style}]{peer.presence}[/]", _since(peer, now)]
-        cells += _progress(peer, middle)
+        cells += _progress(peer, middle, named)
         if state.is_signed:
             cells.append(peer.checked)
         table.add_row(*cells, escape(_doing(peer)))
     return table
 
 
-def _progress(peer: ObservedPeer, middle: float) -> list[str]:
-    """Return the cells that a summary fills: round, behind, accuracy, neighbours, traffic."""
+def _progress(peer: ObservedPeer, middle: float, named: Sequence[str]) -> list[str]:
+    """Return the cells that a summary fills: round, behind, accuracy, named metrics, neighbours, traffic."""
     summary = peer.summary
     if summary is None:
-        return [""] * 6
+        return [""] * (6 + len(named))
     total = "" if summary.rounds is None else f"/{summary.rounds}"
     lag = middle - summary.round if peer.is_present else 0
     accuracy = summary.metrics.get("accuracy", 0.0)
@@ -268,6 +265,7 @@ def _progress(peer: ObservedPeer, middle: float) -> list[str]:
         else "nan"
         if accuracy is None
         else f"{accuracy:.3f}",
+        *console.metric_cells(summary.named_metrics, named),
         str(summary.neighbour_count) if peer.is_present else "",
         f"{summary.received_bytes / 1e6:.1f}",
         f"{summary.sent_bytes / 1e6:.1f}",
@@ -290,6 +288,10 @@ def _model_table(state: SwarmState) -> Table:
     table.add_column("partial model", no_wrap=True)
     for name in ("members", "count", "disagreement", "weights"):
         table.add_column(name, justify="right", no_wrap=True)
+    present = {name for name, peer in state.peers.items() if peer.is_present}
+    names_some = any(present - {*model.members} for model in state.models.values())
+    if names_some:
+        table.add_column("who", no_wrap=True, overflow="ellipsis")
     for model in state.models.values():
         if len(model.members) == 1 and model.counting:
             continue  # local to one peer: there is nothing to agree on
@@ -300,8 +302,16 @@ def _model_table(state: SwarmState) -> Table:
             str(len(model.counting)),
             "" if distance is None else f"{distance:.1e}",
             "" if weights is None else f"{weights[0]:.2f} to {weights[1]:.2f}",
+            *([escape(_who(model.members, present))] if names_some else []),
         )
     return table
+
+
+def _who(members: Collection[str], present: Collection[str]) -> str:
+    """Return the members of a partial model, if they are not all peers."""
+    if not {*present} - {*members}:
+        return "all"
+    return ", ".join(sorted(members, key=lambda name: (len(name), name)))
 
 
 def _since(peer: ObservedPeer, now: float) -> str:

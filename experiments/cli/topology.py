@@ -78,7 +78,7 @@ class GraphOptions:
         return graph
 
 
-@command("show", topology_app)
+@command("show", topology_app, slow=True)
 def show_command(
     graph: Graph, *, group: str | None = None, options: GraphOptions, output: Output
 ) -> None:
@@ -102,7 +102,7 @@ def show_command(
         console.print_written(show(properties, folder))
 
 
-@command("compare", topology_app)
+@command("compare", topology_app, slow=True)
 def compare_command(
     graphs: Graphs,
     *,
@@ -174,7 +174,7 @@ def compare_command(
         console.print_written(files)
 
 
-@command("stress", topology_app)
+@command("stress", topology_app, slow=True)
 def stress_command(graph: Graph, *, options: GraphOptions, output: Output) -> None:
     """Measure how a graph withstands failures of peers and links (random and worst case), churn and delay."""
     from ..graphs.show import LOSS_HEADER, loss_rows, stress, write_stress
@@ -200,10 +200,12 @@ def stress_command(graph: Graph, *, options: GraphOptions, output: Output) -> No
         console.print_written(write_stress(outcome, folder))
 
 
-@command("advise", topology_app)
+@command("advise", topology_app, slow=True)
 def advise_command(
     *,
-    peers: int,
+    peers: AtLeastOneIfGiven = None,
+    graph: str | None = None,
+    hostile: AtLeastOneIfGiven = None,
     degree: int | None = None,
     kilobytes: float | None = None,
     parameters: AtLeastOne = 1000,
@@ -214,8 +216,13 @@ def advise_command(
 ) -> None:
     """Recommend graphs for a swarm: ranked by how fast they average, within a budget of links or bytes.
 
+    With --graph and --hostile, instead: which links to add to a graph so that every peer withstands that many
+    hostile neighbours in mode = "steady".
+
     Args:
         peers: The number of peers.
+        graph: A graph, as for topology show, or a config, to which links may be added.
+        hostile: How many neighbours of a peer may be hostile.
         degree: The largest number of links of a peer, which sends one message per link and exchange.
         kilobytes: What a peer may send in one averaging, as the mean over all peers.
         parameters: The number of values in one message, 4 bytes each.
@@ -224,10 +231,15 @@ def advise_command(
         tolerance: The disagreement at which averaging is complete, relative to that at the start.
         seed: The seed of random graphs, starting values and failures.
     """
+    if peers is None and graph is None and hostile is None:
+        raise typer.BadParameter("give the number of peers", param_hint="--peers")
     from ...topology import TopologyError, advise
     from ..graphs import compare as comparing
 
     _check_tolerance(tolerance)
+    if peers is None or graph is not None or hostile is not None:
+        _advise_links(graph, hostile, peers, seed)
+        return
     members = None if groups is None else comparing.groups_from(groups, peers)
     limits = [f"at most {degree} links per peer"] if degree else []
     limits += [f"{kilobytes:g} kB per peer and averaging"] if kilobytes else []
@@ -259,6 +271,28 @@ def advise_command(
     console.say(f'in a config: topology = "{best.topology}"{bridge}')
     with results.run_folder() as folder:
         console.print_written(comparing.write_advice(advice, folder, title))
+
+
+def _advise_links(graph: str | None, hostile: int | None, peers: int | None, seed: int) -> None:
+    """Print which links to add to a graph for so many hostile neighbours."""
+    from ...gossip import needed_neighbours
+    from ...topology import TopologyError, links_to_add
+    from ..graphs.swarm import load_graph, name_links
+
+    if graph is None or hostile is None:
+        raise TopologyError("--graph and --hostile belong together: give both")
+    swarm = load_graph(graph, peers, seed=seed, check_connected=False)
+    if swarm.graph.is_directed() or swarm.changing is not None:
+        raise TopologyError(
+            f"{swarm.name}: steady gossip needs an undirected graph that does not change"
+        )
+    needed = needed_neighbours(hostile)
+    links = links_to_add(swarm.graph, swarm.models or {"": sorted(swarm.graph)}, needed)
+    if not links:
+        console.say(f"{swarm.name}: every peer has {needed} neighbours: no link is needed")
+        return
+    named = name_links(links, swarm.labels, limit=len(links))
+    console.say(f"{swarm.name}: {len(links)} links to give every peer {needed} neighbours: {named}")
 
 
 def _check_tolerance(tolerance: float) -> None:

@@ -1,4 +1,4 @@
-"""The commands of a swarm's owner: `gossamer keygen`, `invite`, `revoke` and `forget`."""
+"""The commands of a swarm's owner: `gossamer enrol`, `keygen`, `invite`, `revoke` and `forget`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,46 @@ _RETAINED_SECONDS = 5.0
 """Seconds to wait for a peer's retained messages, its card and its status, after subscribing to them."""
 _PUBLISH_SECONDS = 15.0
 """Seconds to wait until the broker acknowledges a message."""
+
+
+@command("enrol")
+def enrol_command(
+    names: list[str],
+    *,
+    swarm: str,
+    broker: str,
+    folder: Path | None = None,
+    model: list[str] | None = None,
+    days: float = 365.0,
+    rounds: str = "forever",
+) -> None:
+    """Write one file for each new device of a swarm: its settings, key, invitation, password, authority.
+
+    At first use this makes the folder of the swarm, with the owner's key and the broker's certificate.
+    Start the broker with `gossamer broker --enrolled FOLDER`; one that runs learns of new devices by
+    itself. Bring each file to its device over a secure channel: whoever has it can join as that device.
+    There, `gossamer join NAME.gossamer --entry module:function` is all.
+
+    Args:
+        names: The devices' names.
+        swarm: The swarm's name.
+        broker: The broker's address as the devices reach it: mqtts://broker.lan (mqtt:// without TLS); for a
+            cluster, those of its 3 or 5 nodes with commas between them.
+        folder: The owner's folder of the swarm; SWARM if left out.
+        model: A partial model that the devices may share; repeat for more. All models if left out.
+        days: Days until the invitations expire.
+        rounds: How many rounds the devices train.
+    """
+    from ..live.enrolment import SwarmFolder
+
+    if rounds != "forever" and not (rounds.isdecimal() and int(rounds) > 0):
+        raise ConfigError(f'--rounds {rounds}: should be a number of rounds, or "forever"')
+    settings = {"rounds": rounds if rounds == "forever" else int(rounds)}
+    owned = SwarmFolder(folder or Path(swarm), swarm, broker)
+    files = owned.enrol(names, models=model, days=days, settings=settings)
+    console.print_written(files)
+    for line in owned.next_steps():
+        console.say(line)
 
 
 @command("keygen")
@@ -103,7 +143,7 @@ def invite_command(
     console.print_written([out])
 
 
-@command("revoke")
+@command("revoke", slow=True)
 def revoke_command(
     *,
     owner: Path,
@@ -158,6 +198,25 @@ def revoke_command(
         console.say(f"published at {revocation_topic(swarm)}")
 
 
+@command("ban")
+def ban_command(name: str, *, file: Path, lift: bool = False) -> None:
+    """Let a device exchange nothing with a peer from its next start on, or lift that with --lift.
+
+    The peer is added to `banned` in the device's file. This is the decision of one device: an owner excludes
+    a member from the whole swarm with gossamer revoke.
+
+    Args:
+        name: The peer's name, or the id after its @.
+        file: The device's file, as for gossamer join --config.
+        lift: Remove the peer from the list instead.
+    """
+    from ..live.bans import change_bans
+
+    banned = change_bans(file, name, lift=lift)
+    console.print_written([file])
+    console.say(f"banned: {', '.join(banned) or 'nobody'}; restart the device to apply it")
+
+
 def _transport(url: str, role: str, ca: Path | None, password_file: Path | None) -> MqttTransport:
     """Return a transport that is not connected yet; role: part of the MQTT client id."""
     from ...gossip import MqttTransport, TlsFiles
@@ -179,7 +238,7 @@ async def _publish(transport: MqttTransport, topic: str, data: bytes, what: str)
         ) from None
 
 
-@command("forget")
+@command("forget", slow=True)
 def forget_command(
     url: str,
     swarm: str,

@@ -76,10 +76,10 @@ def named_files(config: Experiment, source: str = "config") -> list[Path]:
 def topology_files(spec: str | Mapping[str, Any], folder: Path) -> list[Path]:
     """Return the file of a graph, or of the module with the function that makes it; none for a builder."""
     from ...topology import TopologyError, parse
-    from ..graphs.swarm import beside, complete_path
+    from ..graphs.swarm import complete_path, importing_from
 
     try:
-        with beside(folder):
+        with importing_from(folder):
             kind, parameters = parse(complete_path(spec, folder))  # pyright: ignore[reportArgumentType]
     except TopologyError:
         return []  # building the graph will raise the error

@@ -65,13 +65,15 @@ class Need:
 
 def _uses_exchanges(case: Case) -> bool:
     gossip = case.config.gossip
-    if case.run == "lockstep":
+    if case.run == "lockstep" and gossip.mode != "steady" and gossip.robust == "none":
         return case.on_graph or (gossip.mode == "rounds" and bool(gossip.lossy_keys))
     return gossip.mode != "server"
 
 
 def _uses_mode(case: Case) -> bool:
     gossip = case.config.gossip
+    if gossip.mode == "steady" or gossip.robust != "none":
+        return True
     has_default_exchanges = case.on_graph and gossip.exchanges is None
     return case.run != "lockstep" or bool(gossip.lossy_keys) or has_default_exchanges
 
@@ -184,6 +186,11 @@ NEEDS: tuple[Need, ...] = (
         'it needs a topology, and mode = "rounds" without gossip.exchanges',
         _uses_tolerance,
     ),
+    Need(
+        "gossip.hostile",
+        'it is for mode = "steady", and for gossip.robust',
+        lambda case: case.config.gossip.mode == "steady" or case.config.gossip.robust != "none",
+    ),
     Need("gossip.rule", "it needs a topology", lambda case: case.on_graph),
     Need(
         "gossip.fraction",
@@ -192,7 +199,9 @@ NEEDS: tuple[Need, ...] = (
     ),
     *_each(
         "gossip: "
-        + " ".join([*LifecycleSettings.model_fields, *LinkSettings.model_fields, "per_process"]),
+        + " ".join(
+            [*LifecycleSettings.model_fields, *LinkSettings.model_fields, "per_process", "banned"]
+        ),
         _LIVE,
         lambda case: case.run == "live",
         "accept",

@@ -88,7 +88,7 @@ def reference() -> tuple[TableReference, ...]:
     """Return all tables of all files. Tables that a comparison has in common with a config appear once."""
     from ..federated import METHODS
     from ..federated.comparison import Comparison
-    from ..live.layout import JoinConfig
+    from ..live.device import JoinConfig
     from .tables import Config, Experiment
 
     config = list(_tables("config", "", Config))

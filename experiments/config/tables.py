@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from gossamer.names import hint
+from gossamer.errors import hint
 
 from ...gossip import (
     Count,
@@ -61,7 +61,7 @@ def _check_config_name(name: str) -> None:
 
 ConfigName = Annotated[str, checked(_check_config_name)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-# Which peers: 3 stands for the first three, [0, 4] lists their numbers, "all" stands for all peers.
+# Which peers are meant: 3 stands for the first three, [0, 4] lists their numbers, "all" stands for all peers.
 PeerSelection = Annotated[
     Annotated[int, Field(ge=0)] | list[Annotated[int, Field(ge=0)]] | Literal["all"],
     alternatives("should be a number of peers, a list of peers' numbers, or 'all'"),
@@ -94,8 +94,10 @@ class Trust(ProtectionSettings):
 
 
 class PeerTrust(Trust, CredentialSettings):
-    """The `[trust]` table of a device's file: also has the device's key and invitation, as paths relative to
-    that file. If `identity` is set and `kind` is not, `kind` is "swarm"."""
+    """How a device and its peers authenticate each other: the `[trust]` table of a device's file.
+
+    It also has the device's key and invitation, as paths relative to that file. If `identity` is set and
+    `kind` is not, `kind` is "swarm"."""
 
 
 def _expand_kind(value: Any) -> Any:
@@ -119,8 +121,10 @@ class Data(SettingsTable):
     function of your own, `my_module:make_data`, that returns a `gossamer.experiments.data.Dataset`. The
     module's file is in the folder of this config; the function gets `seed` if it has such an argument."""
     partition: Literal["successive", "iid", "dirichlet", "shards", "natural"] = "successive"
-    """How samples are split among the peers. `natural` gives each peer one writer, subject or node.
-    `successive` follows the order of the data set, so that the split is the same for every seed."""
+    """How samples are split among the peers. successive: in the order of the data set, so that the split is
+    the same for every seed. iid: at random. dirichlet: each peer has some classes more often than others, by
+    `alpha`. shards: sorted by class, each peer gets a few pieces. natural: each peer has the samples of one
+    writer, subject or node, for data sets that name them."""
     samples: Count | None = None
     """Training samples per peer; if left out, all samples are used and split evenly. With `dirichlet` and
     `shards` this is an upper bound: peers may have fewer, and with a low `alpha` only a handful."""
@@ -134,7 +138,7 @@ class Data(SettingsTable):
     """common: every peer is tested on the whole test set. own: on test samples whose classes are as frequent
     as in the peer's training samples, which suits personalised networks."""
     alpha: Annotated[float, Field(gt=0)] = 0.5
-    """dirichlet: the concentration; lower is more skewed."""
+    """dirichlet: the concentration. Lower it to make the classes that peers have more different."""
     minimum: Count = 1
     """dirichlet: the smallest number of samples that a peer may have."""
     shards: Count = 2
@@ -193,7 +197,8 @@ class Network(SettingsTable):
     """The distribution of starting weights; if left out, normal for a perceptron and uniform for the
     associative network."""
     gain: Annotated[float, Field(gt=0)] = 1.0
-    """The scale of starting weights, for a perceptron in units of 1/√fan_in."""
+    """The scale of starting weights. For a perceptron it is divided by √fan_in, the root of the number of
+    inputs of a cell."""
     shift: float = 0.0
     """The mean of starting weights."""
     equal_starts: bool = True
@@ -226,7 +231,7 @@ class Network(SettingsTable):
 
 
 class Model(SettingsTable):
-    """A partial model: its name, its slice, which peers implement it, which models it depends on.
+    """A partial model: its name, its slice, which peers have it, and which models it depends on.
 
     `{peer}` and `{task}` in the name stand for the peer's number and its task's name, so that one entry
     can make a model per peer or per task. Cells that no model claims are never averaged.
@@ -235,18 +240,18 @@ class Model(SettingsTable):
     name: str
     """The model's name; peers that have a model of the same name share it."""
     layout: str | None = None
-    """Cells per part, as in `64-24-10`."""
+    """The number of cells of every part (layer) that belong to the model, as in `64-24-10`."""
     share: Share = None
     """Instead of a layout: the fraction of the cells of every hidden part (layer), as in `0.8`; or a table of
     fractions by part, `{"*" = 0.8, "head" = 0}`, of which the last that matches a part is used.
     `gossamer slices CONFIG` lists the parts. Input and output cells belong to the first model with a share,
     unless its table names these parts. A fraction of 0 gives the model no cells of that part."""
     peers: PeerSelection = "all"
-    """Which peers implement the model: `3` for the first three, `[0, 4]` for a list of their numbers, or
+    """Which peers have the model: `3` for the first three, `[0, 4]` for a list of their numbers, or
     `"all"`."""
     depends: list[str] = []
-    """Models that this model depends on: every peer that implements this model must implement them too.
-    Weights between cells of this model and of such a model are averaged with this model."""
+    """The models that this model depends on; every peer that has this model must have them too. Weights
+    between cells of this model and cells of such a model are averaged with this model."""
     matching: Literal["none", "align", "fuse"] = "none"
     """align: peers that start from different values (`network.trained`, or `equal_starts = false`) permute
     their cells to match those of the other peers before their values enter the average. fuse: peers with
@@ -272,14 +277,15 @@ class Model(SettingsTable):
 
 
 class Training(PriorSettings):
-    """How a peer learns between two averagings."""
+    """How a peer trains in a round, before its values are averaged."""
 
     RENAMED: ClassVar = {"stretch": "it is called local_samples now"}
 
     local_samples: Count = 100
-    """Samples between two averagings: what the paper calls the mini-batch size."""
+    """The number of samples that a peer trains on in a round, before its values are averaged; the paper calls
+    it the mini-batch size. With `every`, this many are trained several times in a round."""
     epochs: Count | None = None
-    """Passes over a peer's samples between two averagings, instead of `local_samples`. If left out,
+    """Passes over all of a peer's samples in a round, instead of `local_samples`. If left out,
     `gossamer compare` trains one epoch."""
     batch: Count = 10
     """Samples per gradient step."""
@@ -295,10 +301,14 @@ class Training(PriorSettings):
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """The coefficient of an L2 penalty, as in torch: this times each parameter is added to its gradient."""
     loss: Literal["cross-entropy", "squared"] = "cross-entropy"
-    """squared: half the squared distance to the one-hot label, as in the paper."""
+    """The loss of a sample. squared: half the squared distance to the one-hot label, as in the paper."""
+    metrics: list[str] = []
+    """What tests measure besides accuracy and loss: f1 (mean over classes), auc (area under the ROC curve,
+    each class against the others), class-accuracy (accuracy_0 and so on), or module:function of yours, given
+    outputs and labels. Files, pictures, live tables and pages have them."""
     proximal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """FedProx's μ: the coefficient of a penalty on the distance from the values after the last averaging.
-    Raise it if peers' data differ and their values diverge between averagings."""
+    Raise it if peers' data differ and their values move apart while they train."""
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Training:
@@ -330,10 +340,11 @@ class Gossip(GossipSettings, LifecycleSettings, LinkSettings):
     """
 
     exchanges: Count | None = None
-    """async: neighbours that a peer pushes to after a round; 2 if left out. rounds: exchanges per averaging;
-    if left out, as many as the graph needs to reach `tolerance`."""
+    """async: the number of neighbours that a peer pushes to after a round; 2 if left out. steady: the same; 4
+    if left out. rounds: how often peers exchange values with their neighbours after a round; if left out, as
+    often as the graph needs to reach `tolerance`."""
     tolerance: Annotated[float, Field(gt=0, lt=1)] = 1e-6
-    """rounds: the factor by which one averaging must reduce the disagreement of peers."""
+    """rounds: the factor by which the exchanges of a round must reduce the disagreement of peers."""
     rule: Literal["push", "metropolis", "max-degree", "edges"] = "push"
     """How a peer splits its mass (push-sum's value and weight) on a `topology`. push: equal shares for its
     neighbours and itself; live peers and peers in virtual time support only this. metropolis and max-degree:
@@ -389,13 +400,14 @@ class Time(SettingsTable):
     """
 
     training: Duration = "lognormal:1:0.3"
-    """How long training between two averagings takes."""
+    """How many seconds a peer trains on `local_samples` samples."""
     delay: Duration = "exponential:0.1"
-    """How long a message takes to arrive."""
+    """How many seconds a message takes to arrive."""
     seconds: Positive | None = None
-    """When the simulation ends; if left out, after the time that `rounds` of training take on average."""
+    """The virtual second at which the simulation ends; if left out, when an average peer has trained `rounds`
+    rounds."""
     stragglers: Fraction = 0.0
-    """The share of peers that are slow."""
+    """The fraction of peers that are slow."""
     slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 10.0
     """How many times longer training takes on slow peers."""
     loss: Fraction = 0.0
@@ -432,7 +444,7 @@ class Experiment(ScheduleSettings):
     network: Network = Network()
     """The network that every peer trains."""
     training: Training = Training()
-    """How a peer learns between two averagings."""
+    """How a peer trains in a round, before its values are averaged."""
 
     @property
     def round_count(self) -> int:
@@ -446,13 +458,15 @@ class Config(SharingSettings, Experiment):
     """The config of a swarm: its peers, their data and tasks, the network and its partial models."""
 
     cross: bool = False
-    """Also average weights between models that do not depend on each other (the paper's Algorithm 2)."""
+    """Whether weights between models of which neither depends on the other are averaged too, among the peers
+    that have both (the paper's Algorithm 2); else they are private."""
     topology: Topology = None
     """The graph of peers that may push to each other: `ring`, `regular:4`, `graph.graphml` (a path relative
     to this file), `module:function` (as in `networkx:karate_club_graph`), or a table such as
-    `{kind = "clusters", links = 2}`; if left out, all peers are neighbours. The peers of every partial model
-    must form a connected subgraph. The graph's edge weights are only used with `gossip.rule = "edges"`.
-    `gossamer topology show CONFIG` prints how fast averaging on the graph converges."""
+    `{kind = "clusters", links = 2}` or `{kind = "links", links = [[0, 1], [1, 2]]}`; if left out, all peers
+    are neighbours. The peers of every partial model must form a connected subgraph. The graph's edge weights
+    are only used with `gossip.rule = "edges"`. `gossamer topology show CONFIG` prints how fast averaging on
+    the graph converges."""
     bridge: bool = False
     """Connect the subgraphs of partial models that the topology leaves in pieces, with the fewest additional
     links, and print these links."""
@@ -567,7 +581,7 @@ def _table_at(table: type[BaseModel], path: list[str]) -> type[BaseModel]:
 
 
 def check_matching(config: Config, source: str) -> None:
-    """Raise if a model's keys about matching contradict each other, the network, or another entry."""
+    """Raise ConfigError if keys about matching contradict each other, the network or another model."""
     first_entries: dict[str, tuple[int, Model]] = {}
     for number, model in enumerate(config.models):
         key = f"{source}: key 'models.{number}"
@@ -582,8 +596,8 @@ def check_matching(config: Config, source: str) -> None:
                 f"{config.network.name_or_entry!r} may not be one; peers of one architecture can use align"
             )
         if model.matching != "fuse" and (model.width or model.bound):
-            what = "width" if model.width else "bound"
-            raise ConfigError(f'{key}.{what}\': is only for matching = "fuse"; leave it out')
+            unused = "width" if model.width else "bound"
+            raise ConfigError(f'{key}.{unused}\': is only for matching = "fuse"; leave it out')
         if model.matching == "fuse" and model.width is None:
             raise ConfigError(
                 f"{key}.width': is missing; fuse needs the common layout, at least as wide as the widest "
@@ -594,11 +608,11 @@ def check_matching(config: Config, source: str) -> None:
                 f"{key}.matching': fuse starts all peers from common values; set equal_starts = true, or "
                 "name the peers' trained networks in network.trained"
             )
-        other, first = first_entries.setdefault(model.name, (number, model))
-        for what in ("matching", "width", "bound", "depends"):
-            if getattr(first, what) != getattr(model, what):
+        first_number, first = first_entries.setdefault(model.name, (number, model))
+        for name in ("matching", "width", "bound", "depends"):
+            if getattr(first, name) != getattr(model, name):
                 raise ConfigError(
-                    f"{key}.{what}': models.{other} says {getattr(first, what)!r} of the same model "
+                    f"{key}.{name}': models.{first_number} says {getattr(first, name)!r} of the same model "
                     f"{model.name!r}; give both the same value"
                 )
 

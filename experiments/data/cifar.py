@@ -18,8 +18,11 @@ from .dataset import Dataset, samples
 from .sources import DataError, DataFiles
 
 _FOLDER = "cifar-10-batches-py"
+"""The folder in the published archive."""
 _BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+"""The published files of training images."""
 _GRIDS = ("cifar10_train_0.webp", "cifar10_train_1.webp", "cifar10_test.webp")
+"""The pictures that show 100×100 images each."""
 
 
 def cifar10(files: DataFiles) -> Dataset:

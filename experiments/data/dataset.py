@@ -57,7 +57,7 @@ class Samples:
         return len(self.x)
 
     def take(self, indices: np.ndarray | Tensor | Sequence[int]) -> Samples:
-        """The samples at `indices`, in that order, or those that a boolean mask of length n selects."""
+        """Return the samples at `indices`, in that order, or those that a boolean mask selects."""
         index = torch.as_tensor(np.asarray(indices))
         if index.dtype == torch.bool:
             if index.shape != (len(self),):
@@ -75,7 +75,7 @@ class Samples:
         return Samples(self.x[index], self.y[index], group)
 
     def flat(self) -> Tensor:
-        """The inputs as `[n, features]`, for fully connected networks, without copying."""
+        """Return the inputs as `[n, features]`, for fully connected networks, without copying."""
         return self.x.flatten(1)
 
 
@@ -110,15 +110,19 @@ class Dataset:
                     f"but {self.classes} classes allow 0 to {self.classes - 1}"
                 )
 
+    def checksum(self) -> str:
+        """Return a text that differs if training samples do, to find machines with other data."""
+        return f"{len(self.train)} samples, sum {float(self.train.x.sum(dtype=torch.float64)):.9g}"
+
 
 def samples(x: ArrayLike, y: ArrayLike, group: ArrayLike | None = None) -> Samples:
-    """Make Samples from arrays of any number type; uint8 inputs are scaled from 0 … 255 to [0, 1].
+    """Return arrays of any number type as Samples; uint8 inputs are scaled from 0 … 255 to [0, 1].
 
     y: labels of classes if they are integers, or floats in one dimension that are all whole numbers; any
         other floats are targets of a regression, and are not changed.
     """
     x, y = np.asarray(x), np.asarray(y)
-    # copied, since the array may be read-only
+    # np.array copies, because torch warns about read-only arrays.
     inputs = torch.from_numpy(np.array(x, dtype=np.float32, order="C"))
     if x.dtype == np.uint8:
         inputs /= 255
@@ -126,10 +130,10 @@ def samples(x: ArrayLike, y: ArrayLike, group: ArrayLike | None = None) -> Sampl
         row = int((~torch.isfinite(inputs)).flatten(1).any(1).nonzero()[0])
         raise DataError(f"sample {row} has a value that is not finite: remove or repair it")
     groups = None if group is None else torch.from_numpy(np.asarray(group).astype(np.int64))
-    return Samples(inputs, _targets(y), groups)
+    return Samples(inputs, _label_tensor(y), groups)
 
 
-def _targets(y: np.ndarray) -> Tensor:
+def _label_tensor(y: np.ndarray) -> Tensor:
     """Return `y` as int64; as float32 if it has fractions, or floats in more than one dimension."""
     if y.dtype.kind == "f" and y.size:
         if not np.isfinite(y).all():
@@ -149,7 +153,7 @@ def keep_classes(source: Samples, labels: Sequence[int]) -> Samples:
 
 
 def standardise(source: Samples, by: Samples | None = None) -> Samples:
-    """Scale every feature to mean 0 and standard deviation 1; constant features become 0.
+    """Return samples with every feature scaled to mean 0 and standard deviation 1; constant ones become 0.
 
     by: the samples on which mean and deviation are measured; `source` if left out. Pass a peer's own training
         samples, so that nothing leaks from test samples or from other peers.
@@ -177,19 +181,20 @@ def from_torch(dataset: Any, indices: Iterable[int] | None = None) -> Samples:
         except IndexError:
             size = f", which has {len(dataset)}" if hasattr(dataset, "__len__") else ""
             raise DataError(f"from_torch: there is no sample {i} in the dataset{size}") from None
-        inputs.append(_array(x))
+        inputs.append(_as_array(x))
         label = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
         labels.append(label.reshape(()) if label.size == 1 else label)
-        for what, arrays in ((f"sample {i}", inputs), (f"the label of sample {i}", labels)):
+        for subject, arrays in ((f"sample {i}", inputs), (f"the label of sample {i}", labels)):
             if arrays[-1].shape != arrays[0].shape:
                 raise DataError(
-                    f"from_torch: {what} has shape {arrays[-1].shape}, the first one {arrays[0].shape}: "
+                    f"from_torch: {subject} has shape {arrays[-1].shape}, the first one {arrays[0].shape}: "
                     "resize or pad in the dataset's transform"
                 )
     return samples(np.stack(inputs), np.stack(labels))
 
 
-def _array(x: Any) -> np.ndarray:
+def _as_array(x: Any) -> np.ndarray:
+    """Return one sample's input (a tensor, an array, a PIL image or a number) as an array."""
     if isinstance(x, Tensor):
         array = x.detach().cpu().numpy()
     else:
@@ -217,12 +222,12 @@ class Task:
 
     @classmethod
     def identity(cls, classes: int) -> Task:
-        """The task that changes no label."""
+        """Return the task that changes no label."""
         return cls("identity", tuple(range(classes)))
 
     @classmethod
     def swap(cls, classes: int, a: int, b: int) -> Task:
-        """The task that exchanges the labels `a` and `b`."""
+        """Return the task that exchanges the labels `a` and `b`."""
         if a == b or not (0 <= a < classes and 0 <= b < classes):
             raise DataError(f"swap: {a} and {b} must be two different labels of 0..{classes - 1}")
         labels = list(range(classes))
@@ -231,7 +236,7 @@ class Task:
 
     @classmethod
     def cycle(cls, classes: int, r: int) -> Task:
-        """The task that permutes the last `r` labels cyclically (section V.3.f of the paper).
+        """Return the task that permutes the last `r` labels cyclically (section V.3.f of the paper).
 
         Each of these labels becomes the next one, and the last label becomes the first of them.
 
@@ -247,7 +252,10 @@ class Task:
 
     @classmethod
     def all_permutations(cls, classes: int, moved: int = 3) -> list[Task]:
-        """A task per permutation of the last `moved` labels, the identity first; in the paper (V.3.d) six."""
+        """Return one task for every permutation of the last `moved` labels, the identity first.
+
+        Section V.3.d of the paper has the six permutations of three labels.
+        """
         if not 1 <= moved <= classes:
             raise DataError(f"all_permutations: moved must be 1..{classes}, not {moved}")
         first_moved = classes - moved
@@ -273,5 +281,5 @@ class Task:
         return self.permutation[y]
 
     def then(self, other: Task) -> Task:
-        """This task followed by `other`: `swap(10, 8, 9).then(swap(10, 6, 7))` swaps both pairs."""
+        """Return this task followed by `other`: `swap(10, 8, 9).then(swap(10, 6, 7))` swaps both pairs."""
         return Task(f"{self.name}, {other.name}", tuple(other.apply(self.permutation).tolist()))

@@ -14,11 +14,12 @@ from torch import Tensor
 from .sources import DataError
 
 Seed = int | np.random.Generator
+"""The type of every `seed` parameter."""
 
 
 def iid(n: int, peers: int, size: int | None = None, seed: Seed = 0) -> list[np.ndarray]:
     """Give each peer `size` random samples; without `size`, divide all `n` samples evenly."""
-    return _consecutive(np.random.default_rng(seed).permutation(n), peers, size)
+    return _deal_in_order(np.random.default_rng(seed).permutation(n), peers, size)
 
 
 def successive(n: int, peers: int, size: int | None = None) -> list[np.ndarray]:
@@ -26,7 +27,7 @@ def successive(n: int, peers: int, size: int | None = None) -> list[np.ndarray]:
 
     Without `size`, divide all `n` samples evenly.
     """
-    return _consecutive(np.arange(n), peers, size)
+    return _deal_in_order(np.arange(n), peers, size)
 
 
 def dirichlet(
@@ -42,7 +43,7 @@ def dirichlet(
     minimum: the least samples of a peer; a peer with fewer gets random samples from the peers with most.
         Raise it if a mini-batch needs more samples than the smallest peer has.
     """
-    labels = _array(y)
+    labels = _as_array(y)
     _check_peers(peers)
     if not alpha > 0:
         raise DataError(f"dirichlet: alpha must be above 0, not {alpha}")
@@ -71,11 +72,11 @@ def dirichlet(
 def shards(
     y: Tensor | np.ndarray | Sequence[int], peers: int, per_peer: int, seed: Seed = 0
 ) -> list[np.ndarray]:
-    """Sort samples by label, split them into `peers × per_peer` equal shards, give each peer random ones.
+    """Sort samples by label, cut them into `peers × per_peer` equal shards, and give each peer random shards.
 
-    per_peer: shards of each peer. Lower it for more skew: with 2, a peer has about two classes.
+    per_peer: the number of shards of each peer. Lower it for more skew: with 2, a peer has about two classes.
     """
-    labels = _array(y)
+    labels = _as_array(y)
     _check_peers(peers)
     count = peers * per_peer
     if per_peer < 1 or count > len(labels):
@@ -95,14 +96,16 @@ def by_group(
     size: int | None = None,
     seed: Seed = 0,
 ) -> list[np.ndarray]:
-    """Give each peer one natural group (writer, subject, node), the largest groups first (section V.2).
+    """Give each peer one natural group (writer, subject, node), the largest groups first.
+
+    This is section V.2 of paper 003.
 
     Each group's samples are shuffled, since their order in the source is biased, then truncated to `size`, or
     without it to the size of the smallest of these groups, so that all peers have equally many.
     """
     if group is None:
         raise DataError("by_group: this data set has no natural groups; use iid or dirichlet")
-    ids = _array(group)
+    ids = _as_array(group)
     _check_peers(peers)
     values, counts = np.unique(ids, return_counts=True)
     largest_first = np.lexsort((values, -counts))
@@ -111,10 +114,11 @@ def by_group(
     largest_groups = largest_first[:peers]
     smallest = int(counts[largest_groups[-1]])
     if size is not None and not 1 <= size <= smallest:
-        enough = int((counts >= size).sum())
+        large_groups = int((counts >= size).sum())
         raise DataError(
-            f"by_group: {peers} groups of {size} samples were asked, {enough} groups have that many and the "
-            f"{peers} largest have at least {smallest}: size must be 1 to {smallest}, or use fewer peers"
+            f"by_group: {peers} peers ask for {peers} groups of {size} samples, but {large_groups} groups "
+            f"have that many and the {peers} largest have at least {smallest}: size must be 1 to {smallest}, "
+            "or use fewer peers"
         )
     rng = np.random.default_rng(seed)
     length = smallest if size is None else size
@@ -143,12 +147,13 @@ def split(
 def with_class_shares(
     labels: Tensor | np.ndarray, own: Tensor | np.ndarray, classes: int
 ) -> np.ndarray:
-    """Select test samples with the same shares of classes as a peer's training samples, as many as possible.
+    """Return the indices of test samples in which classes are as frequent as in a peer's training samples.
 
-    labels: of all test samples. own: the labels of the peer's training samples. A class whose share is less
-    than one sample is left out. Returns indices into `labels`.
+    As many as possible are selected; a class whose share is less than one sample is left out.
+
+    labels: of all test samples. own: the labels of the peer's training samples.
     """
-    labels, own = _array(labels), _array(own)
+    labels, own = _as_array(labels), _as_array(own)
     shares = np.bincount(own, minlength=classes) / len(own)
     available = np.bincount(labels, minlength=classes)
     scale = min(available[k] / shares[k] for k in range(classes) if shares[k])
@@ -162,13 +167,13 @@ def with_class_shares(
     return np.sort(np.concatenate(by_class))
 
 
-def _consecutive(order: np.ndarray, peers: int, size: int | None) -> list[np.ndarray]:
+def _deal_in_order(order: np.ndarray, peers: int, size: int | None) -> list[np.ndarray]:
     """Give each peer the next `size` indices of `order`, or an equal number if `size` is None."""
     _check_peers(peers)
-    least = 1 if size is None else size
-    if least < 1 or peers * least > len(order):
+    min_size = 1 if size is None else size
+    if min_size < 1 or peers * min_size > len(order):
         raise DataError(
-            f"{peers} peers with {least} samples each ask for {peers * least}, "
+            f"{peers} peers with {min_size} samples each ask for {peers * min_size}, "
             f"there are {len(order)}: size must be 1 or more, and small enough"
         )
     if size is None:
@@ -177,9 +182,11 @@ def _consecutive(order: np.ndarray, peers: int, size: int | None) -> list[np.nda
 
 
 def _check_peers(peers: int) -> None:
+    """Raise DataError for fewer than one peer."""
     if peers < 1:
         raise DataError(f"a partition needs at least one peer, not {peers}")
 
 
-def _array(values: Tensor | np.ndarray | Sequence[int]) -> np.ndarray:
+def _as_array(values: Tensor | np.ndarray | Sequence[int]) -> np.ndarray:
+    """Return a column of labels or groups as an array."""
     return values.numpy() if isinstance(values, Tensor) else np.asarray(values)

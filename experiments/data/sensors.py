@@ -20,14 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from .dataset import Dataset, Samples, keep_classes, samples
+from .dataset import Dataset, Samples, keep_classes, samples, standardise
 from .sources import DataError, DataFiles
 
 ACTIVITIES = ("walking", "upstairs", "downstairs", "sitting", "standing", "laying")
-FEATURES = 100
-_NOISE = "class 2 (label 3) is assumed to be noise"
-_STEMS = ("combined", "combined_scale")
-_OPENERS: dict[str, Any] = {"": open, ".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
+"""The classes of HAPT, in order."""
+SENSIT_FEATURES = 100
+_NOISE_NOTE = "class 2 (label 3) is assumed to be noise"
+_SENSIT_NAMES = ("combined", "combined_scale")
+"""Names of SensIT's training file, without a suffix of _OPEN_BY_SUFFIX."""
+_OPEN_BY_SUFFIX: dict[str, Any] = {"": open, ".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
+"""The function that opens a file with a suffix of the compression."""
 
 
 def vsn(files: DataFiles) -> Dataset:
@@ -35,13 +38,11 @@ def vsn(files: DataFiles) -> Dataset:
     mat = files.find("vehicle.mat")
     if mat is not None:
         return Dataset("vsn", read_mocha(mat), None, 2, "grouped by sensor node")
-    for stem in _STEMS:
-        train = files.find(*(stem + suffix for suffix in _OPENERS))
+    for stem in _SENSIT_NAMES:
+        train = files.find(*(stem + suffix for suffix in _OPEN_BY_SUFFIX))
         if train is not None:
-            test = files.find(*(stem + ".t" + suffix for suffix in _OPENERS))
-            note = (
-                f"SensIT has no node ids: divide the samples among peers with a partition; {_NOISE}"
-            )
+            test = files.find(*(stem + ".t" + suffix for suffix in _OPEN_BY_SUFFIX))
+            note = f"SensIT has no node ids: divide the samples among peers with a partition; {_NOISE_NOTE}"
             held_out = None if test is None else read_libsvm(test)
             return Dataset("vsn", read_libsvm(train), held_out, 3, note)
     advice = (
@@ -50,14 +51,16 @@ def vsn(files: DataFiles) -> Dataset:
     )
     acoustic, seismic, y = files.arrays("sensit300.npz", "acoustic", "seismic", "y", advice=advice)
     x = np.concatenate([acoustic, seismic], axis=1)
-    note = f"300 samples without node ids: too few for the paper's 16 peers (at most 19 each); {_NOISE}"
+    note = f"300 samples without node ids: too few for the paper's 16 peers (at most 19 each); {_NOISE_NOTE}"
     return Dataset("vsn", samples(x, y.astype(np.int64) - 1), None, 3, note)
 
 
 def vsn_binary(files: DataFiles) -> Dataset:
     """Load VSN with only the two vehicles, as in the paper: `vsn` without class 2, which is noise."""
     all_classes = vsn(files)
-    note = all_classes.note.replace(_NOISE, "class 2 (label 3), assumed to be noise, is left out")
+    note = all_classes.note.replace(
+        _NOISE_NOTE, "class 2 (label 3), assumed to be noise, is left out"
+    )
     test = None if all_classes.test is None else keep_classes(all_classes.test, (0, 1))
     return Dataset("vsn-binary", keep_classes(all_classes.train, (0, 1)), test, 2, note)
 
@@ -76,11 +79,13 @@ def hapt_sitstand(files: DataFiles) -> Dataset:
     """Load HAPT with only sitting (class 0) and standing (class 1).
 
     It can replace VSN: like VSN it has two classes, 100 features, and samples in groups (here people).
+    Features are standardised over all people, so that a sigmoid network can learn from them.
     """
     all_classes = hapt(files)
     classes = (ACTIVITIES.index("sitting"), ACTIVITIES.index("standing"))
-    note = "sitting against standing, in place of VSN; " + all_classes.note
-    return Dataset("hapt-sitstand", keep_classes(all_classes.train, classes), None, 2, note)
+    note = "sitting against standing, in place of VSN; grouped by person; features standardised"
+    train = standardise(keep_classes(all_classes.train, classes))
+    return Dataset("hapt-sitstand", train, None, 2, note)
 
 
 def hapt_raw(files: DataFiles) -> Dataset:
@@ -128,11 +133,11 @@ def read_libsvm(path: Path) -> Samples:
     from sklearn.datasets import load_svmlight_file  # slow to import, and needed only for this file
 
     try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
-            x, y, *_ = load_svmlight_file(file, n_features=FEATURES, zero_based=False)  # pyright: ignore[reportArgumentType]
+        with _OPEN_BY_SUFFIX.get(path.suffix, open)(path, "rb") as file:
+            x, y, *_ = load_svmlight_file(file, n_features=SENSIT_FEATURES, zero_based=False)  # pyright: ignore[reportArgumentType]
     except (ValueError, OSError, EOFError, lzma.LZMAError) as error:
         raise DataError(
-            f"{path} is not LIBSVM text with {FEATURES} features ({error}): replace it"
+            f"{path} is not LIBSVM text with {SENSIT_FEATURES} features ({error}): replace it"
         ) from error
     if not np.isin(y, (1, 2, 3)).all():
         raise DataError(f"{path}: labels must be 1, 2 or 3, not {np.unique(y)}")

@@ -28,20 +28,19 @@ from rich.console import Console
 from rich.progress import wrap_file
 
 from gossamer.entry import EntryError, call_entry, load_entry
-from gossamer.errors import GossamerError
-from gossamer.names import hint
+from gossamer.errors import GossamerError, hint
 
 if TYPE_CHECKING:
     from .dataset import Dataset
 
 _LOADERS = {
-    "digits": ("", "digits:digits"),
-    "mnist": ("mnist", "digits:mnist"),
-    "mnist-writers": ("mnist", "digits:mnist_writers"),
-    "femnist-a": ("femnist", "femnist:femnist_a"),
-    "femnist-m": ("femnist", "femnist:femnist_m"),
-    "femnist-d": ("femnist", "femnist:femnist_d"),
-    "pendigits": ("handwriting", "digits:pendigits"),
+    "digits": ("", "handwriting:digits"),
+    "mnist": ("mnist", "handwriting:mnist"),
+    "mnist-writers": ("mnist", "handwriting:mnist_writers"),
+    "femnist-a": ("femnist", "handwriting:femnist_a"),
+    "femnist-m": ("femnist", "handwriting:femnist_m"),
+    "femnist-d": ("femnist", "handwriting:femnist_d"),
+    "pendigits": ("handwriting", "handwriting:pendigits"),
     "vsn": ("sensors", "sensors:vsn"),
     "vsn-binary": ("sensors", "sensors:vsn_binary"),
     "hapt": ("sensors", "sensors:hapt"),
@@ -49,7 +48,8 @@ _LOADERS = {
     "hapt-raw": ("sensors", "sensors:hapt_raw"),
     "cifar10": ("cifar", "cifar:cifar10"),
 }
-"""By name of the data set: the folder of its files (its family), and module:function of this package."""
+"""By the name of the data set: its family (the folder of its files), and the module:function of this package
+that loads it."""
 
 
 class DataError(GossamerError, ValueError):
@@ -57,7 +57,7 @@ class DataError(GossamerError, ValueError):
 
 
 def names() -> tuple[str, ...]:
-    """The names of all data sets: "digits" is built in, "mnist" is downloaded, others need their files."""
+    """Return the names of all data sets: "digits" is built in, "mnist" is downloaded, others need files."""
     return tuple(_LOADERS)
 
 
@@ -127,19 +127,20 @@ def _load_from_function(entry: str, seed: int, folder: Path | None) -> Dataset:
 
 def load_once(name: str, seed: int = 0, folder: Path | None = None) -> Dataset:
     """Load a data set, or return the one that an earlier run of this process has loaded."""
-    # only the user's functions depend on the seed
+    # Only a user's function depends on seed and folder.
     return _load_cached(name, seed, folder) if ":" in name else _load_cached(name)
 
 
 @lru_cache(maxsize=2)
 def _load_cached(name: str, seed: int = 0, folder: Path | None = None) -> Dataset:
+    """Load a data set and keep it in memory."""
     return load(name, seed=seed, folder=folder)
 
 
 # --- files ------------------------------------------------------------------------------------------
 
-_SUMS = Path(__file__).with_name("SHA256SUMS").read_text("ascii").splitlines()
-CHECKSUMS = {name: sha256 for sha256, name in map(str.split, _SUMS)}
+_CHECKSUM_LINES = Path(__file__).with_name("SHA256SUMS").read_text("ascii").splitlines()
+CHECKSUMS = {name: sha256 for sha256, name in map(str.split, _CHECKSUM_LINES)}
 """SHA-256 of files by family and name: MNIST's files as published and unpacked, and files derived from other
 data sets. A file is verified before it is read, so that no result comes from a damaged or different copy."""
 
@@ -170,9 +171,9 @@ class DataFiles:
         return []
 
     def need(self, *names: str, advice: str = "") -> Path:
-        """Return the file with one of these names, after verifying its checksum; raises DataError if missing.
+        """Return the file with one of these names, after verifying its checksum; raise DataError if missing.
 
-        advice: what the user can do if the file is missing; to set GOSSAMER_DATA, if left out.
+        advice: what the error says that the user can do; by default, to set GOSSAMER_DATA.
         """
         path = self.find(*names)
         if path is None:
@@ -201,7 +202,8 @@ class DataFiles:
 
 
 def _data_files(dataset: str, family: str, root: str | Path | None) -> DataFiles:
-    if not family:  # a built-in data set, which works also with a wrong GOSSAMER_DATA
+    """Return the DataFiles of a data set, with the folders that `load` describes."""
+    if not family:  # a built-in data set, which works even if GOSSAMER_DATA is wrong
         return DataFiles(dataset, family)
     cache_home = os.environ.get("XDG_CACHE_HOME")
     cache = (Path(cache_home) if cache_home else Path.home() / ".cache") / "gossamer" / family
@@ -217,6 +219,7 @@ def _data_files(dataset: str, family: str, root: str | Path | None) -> DataFiles
 
 
 def _sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -224,17 +227,17 @@ def _sha256(path: Path) -> str:
 def read_npz(path: Path, *keys: str) -> list[np.ndarray]:
     """Return the arrays with these keys of an npz file; arrays of pickled objects are refused."""
     try:
-        # opened here, because np.load leaves a damaged file open
+        # Opened here, because np.load leaves a damaged file open.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             missing = [key for key in keys if key not in arrays]
             if not missing:
                 return [arrays[key] for key in keys]
-            present = ", ".join(arrays)
+            present_keys = ", ".join(arrays)
     except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        # TypeError: the file is an npy array with the name of an npz file
+        # TypeError: the file is an npy array with the name of an npz file.
         raise DataError(f"{path} cannot be read as npz ({error}): replace it") from error
     raise DataError(
-        f"{path} has no array {missing[0]!r}, only {present}: it is not the file that its name says"
+        f"{path} has no array {missing[0]!r}, only {present_keys}: it is not the file that its name says"
     )
 
 
@@ -265,16 +268,16 @@ def download(
             f"{target} cannot be written ({error}): set XDG_CACHE_HOME to a writable folder"
         ) from error
     with temporary as folder:
-        partial = Path(folder) / target.name
+        temporary_file = Path(folder) / target.name
         for url in urls:
             try:
-                _fetch(url, partial, console or Console(stderr=True), timeout)
-                actual = _sha256(partial)
+                _fetch(url, temporary_file, console or Console(stderr=True), timeout)
+                actual = _sha256(temporary_file)
             except (OSError, http.client.HTTPException) as error:
                 failures.append(f"{url}: {error}")
                 continue
             if actual == sha256:
-                return partial.replace(target)
+                return temporary_file.replace(target)
             failures.append(f"{url}: expected SHA-256 {sha256}, found {actual}")
     raise DataError(
         f"{target.name} could not be downloaded ({'; '.join(failures)}): go online, or put "
@@ -282,14 +285,14 @@ def download(
     )
 
 
-def _fetch(url: str, partial: Path, console: Console, timeout: float) -> None:
-    with urllib.request.urlopen(url, timeout=timeout) as response, partial.open("wb") as file:
+def _fetch(url: str, path: Path, console: Console, timeout: float) -> None:
+    """Download a URL to a file, with a progress bar; raise OSError if the content is incomplete."""
+    with urllib.request.urlopen(url, timeout=timeout) as response, path.open("wb") as file:
         total = int(response.headers.get("Content-Length", 0))
-        with wrap_file(response, total, description=partial.name, console=console) as content:
+        with wrap_file(response, total, description=path.name, console=console) as content:
             shutil.copyfileobj(content, file)
-        if (
-            file.tell() < total
-        ):  # reading ends without an error if the server closes the connection early
+        # Reading ends without an error if the server closes the connection early.
+        if file.tell() < total:
             raise OSError(f"connection closed after {file.tell()} of {total} bytes")
         file.flush()
         os.fsync(file.fileno())

@@ -1,31 +1,32 @@
-"""References for federated methods: training without others, training on pooled samples, and an ensemble.
+"""Bounds to compare federated methods with: training alone, training on pooled samples, and an ensemble.
 
-The ensemble of all clients' networks is a reference for methods that fuse or average networks:
+The ensemble of all clients' networks is a bound for methods that fuse or average networks:
 
     p(k|x) ∝ Σ_j n_jk/n_k · p_j(k|x)          client j has n_jk samples of class k
 
-A client without samples of a class has no weight in that class. Whoever uses the ensemble needs all networks.
-If clients have log-priors, p_j is computed without them, and client i multiplies p(k|x) by its own share of
-class k.
+A client without samples of a class has no weight in that class. To use the ensemble, a client needs all
+networks. If clients have log-priors (models/prior.py), p_j is computed without them, and client i multiplies
+p(k|x) by its own share of class k.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
-from ...models import Metrics, log_priors
 from .method import Client, Method, RoundContext, test_each_set_once
+
+if TYPE_CHECKING:  # a method's settings are read and explained without torch
+    from torch import Tensor
+
+    from ...models import Metrics
 
 
 class Local(Method):
     """Each client trains its own network on its own samples; there is no state besides the clients."""
 
-    bound = True
+    is_bound = True
 
     def start(self, clients: Sequence[Client]) -> None:
         return None
@@ -44,9 +45,13 @@ class Pooled(Method):
     each client's own.
     """
 
-    bound = True
+    is_bound = True
 
     def start(self, clients: Sequence[Client]) -> Client:
+        import torch
+
+        from ...models import log_priors
+
         learner = copy(clients[0].learner)  # with its network, optimizer, batch size and order
         learner.samples = (
             torch.cat([client.learner.samples[0] for client in clients]),
@@ -54,13 +59,13 @@ class Pooled(Method):
         )
         if learner.log_prior is not None:
             counts = torch.bincount(learner.samples[1], minlength=len(learner.log_prior))
-            pooled = log_priors(counts[None].numpy(), "own")
-            assert pooled is not None
-            learner.log_prior = torch.from_numpy(pooled[0])
+            pooled_priors = log_priors(counts[None].numpy(), "own")
+            assert pooled_priors is not None
+            learner.log_prior = torch.from_numpy(pooled_priors[0])
         return Client(learner, clients[0].epochs)
 
     def round(self, state: Client, clients: Sequence[Client], context: RoundContext) -> Client:
-        context.pick(clients)  # draws the same random numbers as other methods
+        context.pick(clients)  # so that the same random numbers are drawn as by other methods
         state.train()
         return state
 
@@ -80,37 +85,43 @@ class Ensemble(Local):
             probabilities = ensemble_probabilities(clients, inputs)
             if client.learner.log_prior is not None:
                 logits = client.learner.add_prior(probabilities.clamp(min=1e-12).log())
-                probabilities = F.softmax(logits, dim=1)
+                probabilities = logits.softmax(dim=1)
             return score(probabilities, labels)
 
         return test_each_set_once(clients, test)
 
 
-@torch.no_grad()
 def ensemble_probabilities(clients: Sequence[Client], inputs: Tensor) -> Tensor:
-    """p(k|x) of the ensemble for every input x and class k, without any client's log-prior."""
+    """Return p(k|x) of the ensemble for every input x and class k, without any client's log-prior."""
+    import torch
+
     by_client = []
     for client in clients:
         client.network.module.eval()
-        outputs = torch.cat([client.network(x) for x in inputs.split(1000)])
+        with torch.no_grad():
+            outputs = torch.cat([client.network(x) for x in inputs.split(1000)])
         by_client.append(_probabilities(outputs))
     classes = by_client[0].shape[1]
     labels = [client.learner.samples[1] for client in clients]
     counts = torch.stack([torch.bincount(y, minlength=classes) for y in labels]).to(by_client[0])
     shares = counts / counts.sum(0).clamp(min=1)
-    total = (torch.stack(by_client) * shares[:, None]).sum(0)
-    return total / total.sum(1, keepdim=True).clamp(min=1e-12)
+    weighted_sums = (torch.stack(by_client) * shares[:, None]).sum(0)
+    return weighted_sums / weighted_sums.sum(1, keepdim=True).clamp(min=1e-12)
 
 
 def score(probabilities: Tensor, labels: Tensor) -> Metrics:
     """Return the summed log loss, correct predictions and the number of samples."""
-    loss = -probabilities[torch.arange(len(labels)), labels].clamp(min=1e-12).log()
+    from ...models import Metrics
+
+    loss = -probabilities.gather(1, labels[:, None]).clamp(min=1e-12).log()
     return Metrics(float(loss.sum()), int((probabilities.argmax(1) == labels).sum()), len(labels))
 
 
 def _probabilities(outputs: Tensor) -> Tensor:
-    """Softmax; a single output is the logit of the second of two classes."""
+    """Return the softmax of outputs; a single output is the logit of the second of two classes."""
     if outputs.shape[1] == 1:
-        yes = torch.sigmoid(outputs)
-        return torch.cat([1 - yes, yes], dim=1)
-    return F.softmax(outputs, dim=1)
+        import torch
+
+        second_class = outputs.sigmoid()
+        return torch.cat([1 - second_class, second_class], dim=1)
+    return outputs.softmax(dim=1)

@@ -18,26 +18,26 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from gossamer.names import hint
+from gossamer.errors import hint
 
 from ...gossip import Count
 from ...gossip.compress import CompressError
-from ...models import Metrics, ModelError, SgdLearner, seeded_rng
-from ...topology import TopologyError
-from ..build import Swarm
+from ...models import ModelError
 from ..cli import console
 from ..config.named_files import digest, named_files, refuse_changed, topology_files
 from ..config.needs import warn_unused_keys
 from ..config.tables import Config, Experiment, Model, parse_table, read_table, require_table
-from ..data import load_once
 from ..errors import ConfigError
 from ..results import Record, write_json
 from ..study import Frame, Job, Study, StudyCell, as_text, frame_of, key_of
 from . import METHODS
 from .method import GLOBAL_MODEL, Client, Method
 
-if TYPE_CHECKING:  # importing matplotlib takes a second: functions that draw import it themselves
+# Torch and matplotlib take seconds to import: functions that need them import them.
+if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from ...models import Metrics
 
 SWARM_KEYS = ("models", "gossip", "trust", "time", "sweep", "fednp")
 """Keys that a swarm's config may have and a comparison's config may not."""
@@ -60,15 +60,15 @@ class Comparison(Experiment):
     the key `method`: `[methods.strong-prox]` with `method = "fedprox"` and `mu = 1.0`."""
 
     def method(self, name: str) -> Method:
-        """The method that the table [methods.NAME] describes, with its knobs."""
-        knobs = {key: value for key, value in self.methods[name].items() if key != "method"}
+        """Return the method that the table [methods.NAME] describes, with its settings."""
+        settings = {key: value for key, value in self.methods[name].items() if key != "method"}
         if (registered := self.registered_name(name)) not in METHODS:
             suggestion = hint(registered, METHODS, are="there are")
             raise ConfigError(f"no method is called {registered!r}; {suggestion}")
-        return parse_table(METHODS[registered], knobs, f"in [methods.{name}]")
+        return parse_table(METHODS[registered], settings, f"in [methods.{name}]")
 
     def registered_name(self, name: str) -> str:
-        """The name in `METHODS` of the method that the table [methods.NAME] describes."""
+        """Return the name in `METHODS` of the method that the table [methods.NAME] describes."""
         return str(self.methods[name].get("method", name))
 
 
@@ -80,9 +80,9 @@ def load_comparison(path: str | Path) -> Comparison:
 def parse_comparison(table: dict[str, Any], source: str = "config") -> Comparison:
     """Return the comparison that a table describes; raises ConfigError, which begins with `source`."""
     require_table(table, source, "load_comparison")
-    if "methods" not in table and (foreign := [key for key in SWARM_KEYS if key in table]):
+    if "methods" not in table and (swarm_keys := [key for key in SWARM_KEYS if key in table]):
         raise ConfigError(
-            f"{source}: has {foreign[0]!r}, so it is a swarm's config: run it with gossamer simulate or "
+            f"{source}: has {swarm_keys[0]!r}, so it is a swarm's config: run it with gossamer simulate or "
             "gossamer swarm. A comparison has a table [methods.NAME] for each method"
         )
     config = parse_table(Comparison, table, source)
@@ -119,7 +119,7 @@ def choose(config: Comparison, only: list[str] | None) -> Comparison:
             raise ConfigError(f"--only {name}: the config has no such method; {suggestion}")
     if not only:
         return config
-    methods = {name: knobs for name, knobs in config.methods.items() if name in only}
+    methods = {name: settings for name, settings in config.methods.items() if name in only}
     return config.model_copy(update={"methods": methods})
 
 
@@ -129,7 +129,11 @@ def choose(config: Comparison, only: list[str] | None) -> Comparison:
 def clients_of(
     config: Comparison, method: Method, seed: int, source: str = "config"
 ) -> list[Client]:
-    """All clients of one run. They depend on the seed; of the method, only on its rate and epochs."""
+    """Return all clients of one run, which are the same for all methods with the same rate and epochs."""
+    from ...models import SgdLearner
+    from ..build import Swarm
+    from ..data import load_once
+
     settings = {"rate": method.rate, "epochs": method.epochs}
     overrides = {key: value for key, value in settings.items() if value is not None}
     training = config.training.model_copy(update=overrides)
@@ -146,7 +150,10 @@ def clients_of(
 
 @dataclass(frozen=True)
 class Cell(StudyCell):
-    """One run: a method of a comparison with one seed; `line` is the name of the method's table."""
+    """One run: a method of a comparison with one seed; `line` is the name of the method's table.
+
+    source: the file of the config, for errors.
+    """
 
     config: Comparison
     seed: int
@@ -154,16 +161,20 @@ class Cell(StudyCell):
 
     @cached_property
     def key(self) -> str:
-        """A hash of all that the result depends on, so not of other methods or the number of seeds."""
-        setting = self.config.model_dump(
+        """A hash of all that the result of this run depends on.
+
+        It leaves out other methods and the number of seeds: with more of them, finished runs stay valid.
+        """
+        shared_settings = self.config.model_dump(
             mode="json", exclude={"name", "methods", "seeds", "seed", "server"}
         )
-        knobs = self.config.method(self.line).model_dump(mode="json")
+        method_settings = self.config.method(self.line).model_dump(mode="json")
         method = self.config.registered_name(self.line)
-        text = json.dumps([setting, method, knobs, self.seed], sort_keys=True)
+        text = json.dumps([shared_settings, method, method_settings, self.seed], sort_keys=True)
         files = named_files(self.config, self.source)
-        if "topology" in knobs:  # the graph may come from a file or from a function of the user
-            files += topology_files(knobs["topology"], Path())
+        # The graph of a method may come from a file or from a function of the user.
+        if "topology" in method_settings:
+            files += topology_files(method_settings["topology"], Path())
         return key_of(text + digest(files))
 
 
@@ -178,60 +189,78 @@ def check(config: Comparison, source: str = "config") -> None:
 
 
 def run(cell: Cell) -> Record:
-    """Run one cell; return its curve: accuracy of every client, bytes and seconds so far, at every test.
+    """Run one cell and return its record.
 
-    Seconds are processor time without testing, and depend on the machine; everything else depends only on
-    the cell.
+    Its curve has, for every test, the accuracy of every client, and the bytes and seconds so far. Seconds are
+    processor time without testing, and depend on the machine; everything else depends only on the cell.
     """
+    from ...models import seeded_rng
+
     config, method = cell.config, cell.config.method(cell.line)
     clients = clients_of(config, method, cell.seed, cell.source)
-    sent, seconds = 0, 0.0
-    samples = [client.samples for client in clients]  # a method may hold some of them out
+    sent_bytes, seconds = 0, 0.0
+    # Counted before the start, because a method may hold some samples out.
+    samples = [client.sample_count for client in clients]
     state = _start(method, clients, cell.line, cell.source)
-    curve = [_point(0, sent, seconds, method.test(state, clients))]
-    for index in range(1, config.round_count + 1):
+    curve = [_curve_point(0, sent_bytes, seconds, method.test(state, clients))]
+    for round_number in range(1, config.round_count + 1):
         # Every round has its own random generator: participants are the same for all methods, however
         # many random numbers a method draws.
-        context = method.round_context(clients, seeded_rng(cell.seed, "round", index))
+        context = method.round_context(clients, seeded_rng(cell.seed, "round", round_number))
         began = time.process_time()
         try:
             state = method.round(state, clients, context)
         except CompressError as error:
             raise ConfigError(f"{cell.source}: in [methods.{cell.line}]: {error}") from None
         seconds += time.process_time() - began
-        sent += context.bytes
-        if index % config.test_every == 0 or index == config.round_count:
-            curve.append(_point(index, sent, seconds, method.test(state, clients)))
+        sent_bytes += context.total_bytes
+        if round_number % config.test_every == 0 or round_number == config.round_count:
+            tests = method.test(state, clients)
+            curve.append(_curve_point(round_number, sent_bytes, seconds, tests))
     return {
-        "key": cell.key, "method": cell.line, "seed": cell.seed, "bound": method.bound,
+        "key": cell.key, "method": cell.line, "seed": cell.seed, "bound": method.is_bound,
         "samples": samples, "curve": curve,
     }  # fmt: skip
 
 
 def run_cells(cells: list[Cell], job: Job) -> list[Record]:
-    """Run the cells one after the other; raises if a file that they read has changed meanwhile."""
+    """Run the cells one after the other and return their records.
+
+    Raises ConfigError if a file that they read has changed meanwhile.
+    """
     records = [run(cell) for cell in cells]
     refuse_changed(cells)
     return records
 
 
 def _start(method: Method, clients: list[Client], name: str, source: str) -> Any:
+    """Return the method's first state; an error names the file and the method's table."""
+    from ...topology import TopologyError
+
     try:
         return method.start(clients)
     except (ModelError, TopologyError) as error:
         raise ConfigError(f"{source}: in [methods.{name}]: {error}") from None
 
 
-def _point(index: int, sent: int, seconds: float, tests: list[Metrics]) -> Record:
+def _curve_point(
+    round_number: int, sent_bytes: int, seconds: float, tests: list[Metrics]
+) -> Record:
+    """Return one point of a run's curve as plain data."""
     accuracies = [round(test.accuracy, 6) for test in tests]
-    return {"round": index, "bytes": sent, "seconds": round(seconds, 4), "accuracy": accuracies}
+    point = {
+        "round": round_number, "bytes": sent_bytes, "seconds": round(seconds, 4),
+        "accuracy": accuracies,
+    }  # fmt: skip
+    named = sum(tests[1:], tests[0]).values
+    return point | ({"metrics": {n: round(v, 6) for n, v in named.items()}} if named else {})
 
 
 # --- all runs -------------------------------------------------------------------------------------------
 
 
 def cells_of(config: Comparison, source: str = "config") -> list[Cell]:
-    """Every run, seed by seed, so that an interrupted comparison has all methods for some seeds."""
+    """Return every run, seed by seed, so that an interrupted comparison has all methods for some seeds."""
     seeds = range(config.seed, config.seed + config.seeds)
     return [Cell(name, config, seed, source) for seed in seeds for name in config.methods]
 
@@ -256,13 +285,13 @@ def comparison_study(config: Comparison, source: str = "config") -> Study[Cell]:
 
 
 def describe(config: Comparison) -> str:
-    """Describe the clients, their data and their training for a picture's caption."""
+    """Return a text that describes the clients, their data and their training, for a picture's caption."""
     data, training = config.data, config.training
     partitions = {"dirichlet": f"Dirichlet({data.alpha:g})", "shards": f"{data.shards} shards each"}
     amounts = [f"{data.total} samples"] if data.total else []
     amounts += [f"{data.samples} samples each"] if data.samples else []
-    tasks = [", two labels swapped at each" if one.kind == "swaps" else f", task {one.kind}"
-             for one in config.tasks]  # fmt: skip
+    tasks = [", two labels swapped at each" if task.kind == "swaps" else f", task {task.kind}"
+             for task in config.tasks]  # fmt: skip
     tested = "each client's own classes" if data.tested == "own" else "all classes"
     prior = "" if training.prior == "none" else f", log-prior {training.prior}"
     return (
@@ -278,24 +307,27 @@ def describe(config: Comparison) -> str:
 
 
 def worst_decile(accuracies: Sequence[float]) -> float:
-    """The mean over the worst tenth of the clients, rounded up to whole clients."""
+    """Return the mean accuracy of the worst tenth of the clients, rounded up to whole clients."""
     count = math.ceil(len(accuracies) / 10)
     return float(np.mean(sorted(accuracies)[:count]))
 
 
 def common_budget(records: Sequence[Record]) -> int | None:
-    """The number of bytes that all runs but bounds have sent by their end; None if all are bounds."""
+    """Return the fewest bytes that a run, other than a bound, has sent in all; None if all are bounds.
+
+    Every such run has sent that many bytes at some time, so their accuracies can be compared there.
+    """
     totals = [record["curve"][-1]["bytes"] for record in records if not record["bound"]]
     return min(totals, default=None)
 
 
 def point_within(record: Record, limit: int) -> Record:
-    """The last point of a run's curve at which it has sent at most `limit` bytes."""
+    """Return the last point of a run's curve at which it has sent at most `limit` bytes."""
     return [point for point in record["curve"] if point["bytes"] <= limit][-1]
 
 
 def by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Runs by method, in the order in which methods first occur."""
+    """Return the runs by method, in the order in which methods first occur."""
     runs: dict[str, list[Record]] = {}
     for record in records:
         runs.setdefault(record["method"], []).append(record)
@@ -307,20 +339,22 @@ def standings(records: Sequence[Record]) -> Frame:
 
     accuracy, worst: after the last round, the mean over all clients and over the worst decile.
     deviation: the standard deviation of accuracy over seeds; missing for a single seed.
-    at_bytes, worst_at_bytes: accuracy and worst at the common budget of bytes; missing for bounds.
-    bytes, seconds: sent and computed in the whole run. rounds: the fewest of the method's runs.
+    at_bytes, worst_at_bytes: `accuracy` and `worst` at the common budget of bytes; missing for bounds.
+    bytes, seconds: those of the whole run. rounds: the fewest of the method's runs.
     """
-    limit = common_budget(records)
+    budget = common_budget(records)
     rows = []
     for run in records:
         end = run["curve"][-1]
-        within = None if limit is None or run["bound"] else point_within(run, limit)["accuracy"]
+        at_budget = None
+        if budget is not None and not run["bound"]:
+            at_budget = point_within(run, budget)["accuracy"]
         rows.append(
             {
                 "method": run["method"], "bound": run["bound"], "rounds": end["round"],
                 "accuracy": float(np.mean(end["accuracy"])), "worst": worst_decile(end["accuracy"]),
-                "at_bytes": np.mean(within) if within else None,
-                "worst_at_bytes": worst_decile(within) if within else None,
+                "at_bytes": np.mean(at_budget) if at_budget else None,
+                "worst_at_bytes": worst_decile(at_budget) if at_budget else None,
                 "bytes": end["bytes"], "seconds": end["seconds"],
             }
         )  # fmt: skip
@@ -339,24 +373,27 @@ def standings(records: Sequence[Record]) -> Frame:
 
 
 def coverage(records: Sequence[Record], planned: int | None = None) -> str:
-    """Say how many seeds the methods' means are taken over: `3 seeds`, or, if the comparison was stopped,
-    `2 to 3 seeds; 31 of 39 runs`. planned: runs of the whole comparison; those in `records` if left out.
+    """Return over how many seeds the methods' means are taken, as text: `3 seeds`.
+
+    If the comparison was stopped early: `2 to 3 seeds; 31 of 39 runs`. planned: the number of runs of the
+    whole comparison; by default those in `records`.
     """
     counts = [len({run["seed"] for run in runs}) for runs in by_method(records).values()]
     fewest, most = min(counts), max(counts)
     seeds = f"{most} seed{'s' * (most != 1)}"
     if fewest < most:
         seeds = f"{fewest} to {seeds}"
-    missing = planned is not None and len(records) < planned
-    return f"{seeds}; {len(records)} of {planned} runs" if missing else seeds
+    is_incomplete = planned is not None and len(records) < planned
+    return f"{seeds}; {len(records)} of {planned} runs" if is_incomplete else seeds
 
 
 def write_report(
     records: Sequence[Record], out: Path, title: str, caption: str, planned: int | None = None
 ) -> list[Path]:
-    """Write summary.json, comparison.png and comparison.svg from the records, if there are any.
+    """Write summary.json, comparison.png and comparison.svg from the records; return the files.
 
-    planned: runs of the whole comparison, which may have been stopped earlier.
+    Nothing is written if there are no records. planned: the number of runs of the whole comparison, which may
+    have been stopped early.
     """
     if not records:
         return []
@@ -369,8 +406,8 @@ def write_report(
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:
     """Return the standings as a text table: methods from best to worst, then bounds."""
-    limit = common_budget(records)
-    at_limit = "equal bytes" if limit is None else f"at {limit / 1e6:.3g} MB"
+    budget = common_budget(records)
+    at_budget = "equal bytes" if budget is None else f"at {budget / 1e6:.3g} MB"
     rows = standings(records).sort_values(
         ["bound", "accuracy"], ascending=[True, False], kind="stable"
     )
@@ -378,7 +415,8 @@ def table(records: Sequence[Record]) -> dict[str, Frame]:
     rows["bytes"] = rows["bytes"].replace(0, float("nan")) / 1e6
     names = {
         "method": "method", "seeds": "seeds", "accuracy": "accuracy", "deviation": "± sd",
-        "worst": "worst decile", "at_bytes": at_limit, "worst_at_bytes": f"worst decile {at_limit}",
+        "worst": "worst decile", "at_bytes": at_budget,
+        "worst_at_bytes": f"worst decile {at_budget}",
         "bytes": "MB sent", "seconds": "CPU s",
     }  # fmt: skip
     formats = {**dict.fromkeys(rows.columns[4:9], ".3f"), "bytes": ".2f", "seconds": ".1f"}
@@ -393,7 +431,9 @@ COLOURS = (
     "#AA4499",
 )  # fmt: skip
 HIGHLIGHTED = "gossamer"
+"""The method that is drawn in black and bold."""
 DASHES = ((0, (6, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)))
+"""Matplotlib's line styles of the bounds."""
 LineStyle = dict[str, Any]
 """How a method is drawn in all panels: matplotlib's color, linestyle and linewidth."""
 
@@ -401,7 +441,7 @@ LineStyle = dict[str, Any]
 def draw(
     records: Sequence[Record], path: Path, title: str, caption: str = "", planned: int | None = None
 ) -> list[Path]:
-    """Draw accuracy by round, by bytes and by client as PNG and SVG; returns the files.
+    """Draw accuracy by round, by bytes and by client as PNG and SVG; return the files.
 
     planned: runs of the whole comparison, as for `coverage`.
     """
@@ -420,28 +460,28 @@ def draw(
     wrapped = textwrap.fill(notes, 225)
     figure = Figure(figsize=(14, 5.0 + 0.16 * wrapped.count("\n")), layout="constrained")
     FigureCanvasAgg(figure)
-    rounds, sent, clients = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
-    sent.sharey(rounds)
-    order = sorted(groups, key=lambda m: (groups[m][0]["bound"], -_final(groups[m])))
+    by_round, by_bytes, by_client = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
+    by_bytes.sharey(by_round)
+    order = sorted(groups, key=lambda m: (groups[m][0]["bound"], -_final_accuracy(groups[m])))
     for method in order:
         runs, style = groups[method], styles[method]
         x = [point["round"] for point in runs[0]["curve"]]
-        y = np.mean([_means(run) for run in runs], axis=0)
-        rounds.plot(x, y, label=method, **style)
+        y = np.mean([_mean_accuracies(run) for run in runs], axis=0)
+        by_round.plot(x, y, label=method, **style)
         if not runs[0]["bound"]:
-            mb = np.mean([[p["bytes"] for p in run["curve"]] for run in runs], axis=0) / 1e6
-            positive = mb > 0  # a logarithmic axis has no zero
-            sent.plot(mb[positive], y[positive], **style)
-    rounds.set(xlabel="round", ylabel="accuracy", title="at equal rounds")
-    label_bytes(sent, common_budget(records))
-    _client_by_client(clients, groups, styles, order)
-    for axes in (rounds, sent, clients):
+            megabytes = np.mean([[p["bytes"] for p in run["curve"]] for run in runs], axis=0) / 1e6
+            is_positive = megabytes > 0  # a logarithmic axis has no zero
+            by_bytes.plot(megabytes[is_positive], y[is_positive], **style)
+    by_round.set(xlabel="round", ylabel="accuracy", title="at equal rounds")
+    label_bytes(by_bytes, common_budget(records))
+    _draw_clients(by_client, groups, styles, order)
+    for axes in (by_round, by_bytes, by_client):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     # All methods start with a steep rise; the axis begins above it, where they differ.
-    low = min(_means(run)[len(run["curve"]) // 6] for run in records)
-    rounds.set_ylim(bottom=max(low - 0.03, 0))
-    rounds.legend(loc="lower right", ncols=2, fontsize=8, frameon=False)
+    low = min(_mean_accuracies(run)[len(run["curve"]) // 6] for run in records)
+    by_round.set_ylim(bottom=max(low - 0.03, 0))
+    by_round.legend(loc="lower right", ncols=2, fontsize=8, frameon=False)
     heading = f"{title}: {len(groups)} ways to learn together"
     figure.suptitle(heading, fontsize=13, fontweight="bold", x=0.01, ha="left")
     figure.supxlabel(wrapped, fontsize=8, color="#444444", x=0.01, ha="left")
@@ -457,9 +497,9 @@ def label_bytes(axes: Axes, limit: int | None) -> None:
     decades = np.log10(high / low)
     # Labels at 1, 2 and 5 of each decade, or only at decades if there are many; evenly spaced if the axis
     # covers less than half a decade.
-    subs = (1, 2, 5) if decades < 3.2 else (1,)
+    digits = (1, 2, 5) if decades < 3.2 else (1,)
     axes.xaxis.set_major_locator(
-        MaxNLocator(6) if decades < 0.5 else LogLocator(subs=subs, numticks=9)
+        MaxNLocator(6) if decades < 0.5 else LogLocator(subs=digits, numticks=9)
     )
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -472,19 +512,21 @@ def label_bytes(axes: Axes, limit: int | None) -> None:
         )  # fmt: skip
 
 
-def _client_by_client(
+def _draw_clients(
     axes: Axes, groups: dict[str, list[Record]], styles: dict[str, LineStyle], order: Sequence[str]
 ) -> None:
     """Draw a row per method: every client of every seed, their mean, the worst decile."""
-    best_last = sorted(order, key=lambda method: _final(groups[method]))  # the last row is on top
+    # The last row is on top.
+    best_last = sorted(order, key=lambda method: _final_accuracy(groups[method]))
     for row, method in enumerate(best_last):
         ends = [run["curve"][-1]["accuracy"] for run in groups[method]]
-        mean, worst = _final(groups[method]), float(np.mean([worst_decile(end) for end in ends]))
+        mean = _final_accuracy(groups[method])
+        worst = float(np.mean([worst_decile(accuracies) for accuracies in ends]))
         colour = styles[method]["color"]
         axes.barh(row, mean - worst, left=worst, height=0.6, color=colour, alpha=0.3, linewidth=0)
         axes.vlines(mean, row - 0.3, row + 0.3, color=colour, linewidth=2.2)
         dots = np.concatenate(ends)
-        # dots are offset, by the same amounts every time, so that equal accuracies do not overlap
+        # Dots are offset, by the same amounts every time, so that equal accuracies do not overlap.
         offsets = 0.22 * np.sin(2.4 * np.arange(len(dots)))
         axes.scatter(dots, row + offsets, s=7, color=colour, alpha=0.75, linewidths=0)
         axes.scatter([worst], [row], s=34, marker="D", color=colour, edgecolors="white", zorder=3)
@@ -501,6 +543,7 @@ def _client_by_client(
 
 
 def _line_styles(groups: dict[str, list[Record]]) -> dict[str, LineStyle]:
+    """Return the line style of every method."""
     colours, dashes = cycle(COLOURS), cycle(DASHES)
 
     def style(method: str, bound: bool) -> LineStyle:
@@ -513,9 +556,11 @@ def _line_styles(groups: dict[str, list[Record]]) -> dict[str, LineStyle]:
     return {method: style(method, runs[0]["bound"]) for method, runs in groups.items()}
 
 
-def _means(run: Record) -> list[float]:
+def _mean_accuracies(run: Record) -> list[float]:
+    """Return the mean accuracy over clients at every point of a run's curve."""
     return [float(np.mean(point["accuracy"])) for point in run["curve"]]
 
 
-def _final(runs: Sequence[Record]) -> float:
-    return float(np.mean([_means(run)[-1] for run in runs]))
+def _final_accuracy(runs: Sequence[Record]) -> float:
+    """Return the mean accuracy after the last round, over clients and runs."""
+    return float(np.mean([_mean_accuracies(run)[-1] for run in runs]))

@@ -2,7 +2,7 @@
 
 FedAvg (McMahan et al. 2017, Algorithm 1):
 
-    S_t ← max(C·K, 1) random clients
+    S_t ← max(C·K, 1) random clients                                        K clients in all
     w_k ← E epochs of w ← w − η ∇ℓ(w; b), batches b of size B, from w_t     for k in S_t
     w_{t+1} ← Σ_k n_k/n · w_k                                               n = Σ_{k in S_t} n_k
 
@@ -12,9 +12,9 @@ FedProx (Li et al. 2020), with a proximal term that limits how far clients move:
 
 SCAFFOLD (Karimireddy et al. 2020), with option II for the control variates:
 
-    y ← w;  K times:  y ← y − η_l (g_i(y) − c_i + c)
+    y ← w;  K steps:  y ← y − η_l (g_i(y) − c_i + c)                      in client i
     c_i⁺ ← c_i − c + (w − y) / (K η_l)
-    w ← w + η_g · mean(y − w),   c ← c + |S|/N · mean(c_i⁺ − c_i)        over the clients in S
+    w ← w + η_g · mean(y − w),   c ← c + |S|/N · mean(c_i⁺ − c_i)        over the clients S of N
 
 FedDyn (Acar et al. 2021), dynamic regularisation, so that local and global minima agree:
 
@@ -30,17 +30,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ...gossip import Positive
-from ...models import ModelError, PlainSgd
+from ...models import ModelError
 from .method import Client, RoundContext, ServerMethod, Strength, mean
+
+if TYPE_CHECKING:  # a method's settings are read and explained without torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Averaged:
+class ServerState:
     """The server's network."""
 
     w: Tensor
@@ -49,16 +50,18 @@ class Averaged:
 class FedAvg(ServerMethod):
     """Averages the clients' networks, weighted by their numbers of samples."""
 
-    def start(self, clients: Sequence[Client]) -> Averaged:
-        return Averaged(clients[0].values())
+    def start(self, clients: Sequence[Client]) -> ServerState:
+        return ServerState(clients[0].values())
 
-    def round(self, state: Averaged, clients: Sequence[Client], context: RoundContext) -> Averaged:
+    def round(
+        self, state: ServerState, clients: Sequence[Client], context: RoundContext
+    ) -> ServerState:
         w, trained, n = state.w, [], []
         for _, client in self.participants(clients, context, w):
             self.update(client, w)
-            trained.append(context.to_server(client.values(), since=w))
-            n.append(client.samples)
-        return Averaged(mean(trained, n))
+            trained.append(context.to_server(client.values(), relative_to=w))
+            n.append(client.sample_count)
+        return ServerState(mean(trained, n))
 
     def update(self, client: Client, w: Tensor) -> None:
         """ClientUpdate(k, w) of the paper: train the client's network, which holds w already."""
@@ -77,7 +80,7 @@ class FedProx(FedAvg):
 
 
 @dataclass(frozen=True)
-class Corrected:
+class CorrectionState:
     """The server's network, its correction (c or h), and every client's correction (c_i or g_k).
 
     c and c_i are SCAFFOLD's, h and g_k are FedDyn's.
@@ -88,10 +91,10 @@ class Corrected:
     client_corrections: tuple[Tensor, ...]
 
     @classmethod
-    def start(cls, clients: Sequence[Client]) -> Corrected:
+    def start(cls, clients: Sequence[Client]) -> CorrectionState:
         """Return the state before the first round: all corrections are 0."""
         w = clients[0].values()
-        return cls(w, torch.zeros_like(w), tuple(torch.zeros_like(w) for _ in clients))
+        return cls(w, w.new_zeros(w.shape), tuple(w.new_zeros(w.shape) for _ in clients))
 
 
 class Scaffold(ServerMethod):
@@ -104,39 +107,45 @@ class Scaffold(ServerMethod):
     server_rate: Positive = 1.0
     """η_g: the step of the server towards the mean of the clients' networks."""
 
-    def start(self, clients: Sequence[Client]) -> Corrected:
+    def start(self, clients: Sequence[Client]) -> CorrectionState:
         for client in clients:
-            learner_rate(client)  # raises for an optimizer that cannot work
-        return Corrected.start(clients)
+            plain_sgd_rate(client)  # raises for an optimizer with which the method cannot work
+        return CorrectionState.start(clients)
 
     def round(
-        self, state: Corrected, clients: Sequence[Client], context: RoundContext
-    ) -> Corrected:
-        w, corrections, moves, changes = state.w, list(state.client_corrections), [], []
+        self, state: CorrectionState, clients: Sequence[Client], context: RoundContext
+    ) -> CorrectionState:
+        w, corrections, movements, changes = state.w, list(state.client_corrections), [], []
         for i, client in self.participants(clients, context, w):
             c, c_i = context.to_client(state.correction), corrections[i]
             correction = c - c_i
             with client.adding_to_gradient(lambda _, correction=correction: correction):
                 client.train()
             y = client.values()
-            corrections[i] = c_i - c + (w - y) / (client.steps * learner_rate(client))
-            moves.append(context.to_server(y - w))
+            corrections[i] = c_i - c + (w - y) / (client.steps * plain_sgd_rate(client))
+            movements.append(context.to_server(y - w))
             changes.append(context.to_server(corrections[i] - c_i))
-        return Corrected(
-            w + self.server_rate * mean(moves),
+        return CorrectionState(
+            w + self.server_rate * mean(movements),
             state.correction + len(changes) / len(clients) * mean(changes),
             tuple(corrections),
         )
 
 
-def learner_rate(client: Client) -> float:
-    """η_l. (w − y)/(K η_l) is the mean gradient only for plain SGD, which steps by rate times gradient."""
-    if not isinstance(client.learner.optimizer, PlainSgd):
+def plain_sgd_rate(client: Client) -> float:
+    """Return η_l, the client's learning rate; raise ModelError unless its optimizer is plain SGD.
+
+    Only for plain SGD, which steps by rate times gradient, (w − y)/(K η_l) is the mean gradient.
+    """
+    from ...models import PlainRule, RuleOptimizer
+
+    optimizer = client.learner.optimizer
+    if not isinstance(optimizer, RuleOptimizer) or not isinstance(optimizer.rule, PlainRule):
         raise ModelError(
             f"client {client.name!r}: scaffold computes gradients from the change of the parameters, so it "
             "needs plain SGD; leave out the learner's optimizer and give it a rate"
         )
-    return client.learner.optimizer.rate
+    return optimizer.rate
 
 
 class FedDyn(ServerMethod):
@@ -149,20 +158,20 @@ class FedDyn(ServerMethod):
     alpha: Positive = 0.1
     """α: raise it for steadier, slower progress; if it is too low, h/α grows and w oscillates."""
 
-    def start(self, clients: Sequence[Client]) -> Corrected:
-        return Corrected.start(clients)
+    def start(self, clients: Sequence[Client]) -> CorrectionState:
+        return CorrectionState.start(clients)
 
     def round(
-        self, state: Corrected, clients: Sequence[Client], context: RoundContext
-    ) -> Corrected:
-        w, corrections, trained, moves = state.w, list(state.client_corrections), [], []
+        self, state: CorrectionState, clients: Sequence[Client], context: RoundContext
+    ) -> CorrectionState:
+        w, corrections, trained, movements = state.w, list(state.client_corrections), [], []
         for k, client in self.participants(clients, context, w):
             g = corrections[k]
             with client.adding_to_gradient(lambda theta, g=g: self.alpha * (theta - w) - g):
                 client.train()
             theta = client.values()
             corrections[k] = g - self.alpha * (theta - w)
-            trained.append(context.to_server(theta, since=w))
-            moves.append(trained[-1] - w)
-        h = state.correction - self.alpha * len(moves) / len(clients) * mean(moves)
-        return Corrected(mean(trained) - h / self.alpha, h, tuple(corrections))
+            trained.append(context.to_server(theta, relative_to=w))
+            movements.append(trained[-1] - w)
+        h = state.correction - self.alpha * len(movements) / len(clients) * mean(movements)
+        return CorrectionState(mean(trained) - h / self.alpha, h, tuple(corrections))

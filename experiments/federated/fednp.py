@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from ...models.fednp import FedNPLearner, FedNPOptions, Natural, server_cavities
+from ...models.fednp import FedNPOptions
 from .method import Client, RoundContext, ServerMethod, mean
+
+if TYPE_CHECKING:  # a method's settings are read and explained without torch
+    from torch import Tensor
+
+    from ...models.fednp import FedNPLearner, Natural
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The server's parameters, the clients' FedNP learners, and their sites.
+    """The server's parameters, the clients' FedNP learners, and their sites (see models/fednp/learner.py).
 
-    w includes f and the natural-parameter network. A site is a client's factor of the approximate posterior
-    (expectation propagation).
+    w includes f and the natural-parameter network. A site is the Gaussian factor that stands for a client's
+    data in the approximate posterior (expectation propagation); the cavity of a client is the product of the
+    prior and all other clients' sites.
     """
 
     w: Tensor
@@ -27,14 +32,18 @@ class State:
 class FedNP(ServerMethod, FedNPOptions):
     """FedAvg whose clients also estimate the distribution of all clients' data, and regularise with it.
 
-    Its knobs are those of `[fednp]` in a swarm's config; the paper uses `features = "last"`.
+    Its settings are those of `[fednp]` in a swarm's config; the paper uses `features = "last"`.
     """
 
     def start(self, clients: Sequence[Client]) -> State:
+        from ...models.fednp import FedNPLearner
+
         learners = tuple(FedNPLearner(client.learner, self) for client in clients)
-        return State(clients[0].values(), learners, tuple(one.site for one in learners))
+        return State(clients[0].values(), learners, tuple(learner.site for learner in learners))
 
     def round(self, state: State, clients: Sequence[Client], context: RoundContext) -> State:
+        from ...models.fednp import server_cavities
+
         sites, trained, n = list(state.sites), [], []
         cavities = server_cavities(state.learners[0].prior, sites)
         for k, client in self.participants(clients, context, state.w):
@@ -42,6 +51,6 @@ class FedNP(ServerMethod, FedNPOptions):
             learner.receive(cavities[k], peers=len(clients))
             learner.train(client.epochs)
             sites[k] = learner.site
-            trained.append(context.to_server(client.values(), since=state.w))
-            n.append(client.samples)
+            trained.append(context.to_server(client.values(), relative_to=state.w))
+            n.append(client.sample_count)
         return State(mean(trained, n), state.learners, tuple(sites))

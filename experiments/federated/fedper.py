@@ -1,19 +1,23 @@
 """FedPer (Arivazhagan et al. 2019): the base layers are averaged, the last layers are local to each client.
 
-W_B ← Σ_k n_k/n · W_B,k        W_P,k never leaves client k
+W_B ← Σ_k n_k/n · W_B,k        the base layers of client k, which has n_k of n samples
+W_P,k                          the last ("personal") layers, which never leave client k
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ...gossip import Count
-from ...models import Metrics, ModelError, SlicedNetwork
+from ...models import ModelError
 from .method import Client, RoundContext, ServerMethod, mean
+
+if TYPE_CHECKING:  # a method's settings are read and explained without torch
+    from torch import Tensor
+
+    from ...models import Metrics, SlicedNetwork
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,10 @@ class FedPer(ServerMethod):
             client.load(networks[k].index_copy(0, state.coordinates, base))
             client.train()
             networks[k] = client.values()
-            trained.append(context.to_server(networks[k][state.coordinates], since=state.base))
-            n.append(client.samples)
+            trained.append(
+                context.to_server(networks[k][state.coordinates], relative_to=state.base)
+            )
+            n.append(client.sample_count)
         return State(mean(trained, n), state.coordinates, tuple(networks))
 
     def test(self, state: State, clients: Sequence[Client]) -> list[Metrics]:
@@ -57,19 +63,23 @@ class FedPer(ServerMethod):
 
 
 def base_coordinates(network: SlicedNetwork, personal: int) -> Tensor:
-    """Indices into the flat vector of all values but the parameters of the last `personal` layers."""
+    """Return the coordinates, in the flat vector, of all but the parameters of the last `personal` layers."""
     module = network.module
     layers = [layer for layer in module.modules() if [*layer.parameters(recurse=False)]]
     if personal >= len(layers):
         raise ModelError(
-            f"fedper: {personal} personal layers of a network that has {len(layers)} with parameters "
-            f"leave nothing to share; give at most {len(layers) - 1}"
+            f"fedper: personal is {personal}, but the network has only {len(layers)} layers with parameters, "
+            f"so nothing would be shared; give at most {len(layers) - 1}"
         )
-    local = {id(value) for layer in layers[-personal:] for value in layer.parameters(recurse=False)}
+    personal_parameters = {
+        id(parameter)
+        for layer in layers[-personal:]
+        for parameter in layer.parameters(recurse=False)
+    }
     # Averaged buffers, such as batch-norm statistics, follow the parameters and are shared too.
-    shared = torch.ones(len(network.flat), dtype=torch.bool)
+    is_shared = network.flat.new_ones(len(network.flat)).bool()
     start = 0
     for parameter in module.parameters():
-        shared[start : start + parameter.numel()] = id(parameter) not in local
+        is_shared[start : start + parameter.numel()] = id(parameter) not in personal_parameters
         start += parameter.numel()
-    return shared.nonzero().flatten()
+    return is_shared.nonzero().flatten()

@@ -3,10 +3,11 @@
 Gossip SGD (Blot et al. 2016): every client trains, then pushes its network to a random other client.
 
     i trains x_i, picks a random j, keeps α_i/2 and sends (x_i, α_i/2)
-    x_j ← (α_j x_j + Σ α_i/2 · x_i) / (α_j + Σ α_i/2),   α_j ← α_j + Σ α_i/2
+    x_j ← (α_j x_j + Σ α_i/2 · x_i) / (α_j + Σ α_i/2),   α_j ← α_j + Σ α_i/2      Σ over all i that picked j
 
-This is push-sum on whole networks. All clients start with the same weight, as in the paper: weights move from
-client to client with the values, so starting weights by numbers of samples would be mixed up in a few rounds.
+This is push-sum on whole networks. All clients start with the same weight α, as in the paper: weights move
+from client to client with the values, so starting weights by numbers of samples would be mixed up in a few
+rounds.
 
 Gossamer: the cells of one partial model are gossiped, all other cells are local to each client. The clients
 run in the arena: after every round of training they make `exchanges` exchanges of push-sum on a graph, which
@@ -18,16 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 
 from ...gossip import Array, Count, WireSettings
-from ...models import ModelError, SlicedNetwork, implementers
-from ...topology import Schedule, build, build_schedule, require_connected
-from ..arena import Arena, AutoSharing, Gossip, Lockstep, Wire
-from .method import GLOBAL_MODEL, Client, Method, RoundContext, Share
+from ...models import ModelError
+from .method import GLOBAL_MODEL, Client, Method, NonzeroFraction, RoundContext
+
+if TYPE_CHECKING:  # a method's settings are read and explained without torch
+    from ...models import SlicedNetwork
+    from ...topology import Schedule
+    from ..arena import Arena, AutoSharing, Lockstep, Wire
 
 
 class GossipMethod(Method, WireSettings):
@@ -36,11 +39,13 @@ class GossipMethod(Method, WireSettings):
     @property
     def wire(self) -> Wire | None:
         """How values change on the way between clients; None if they arrive unchanged."""
+        from ..arena import Wire
+
         unchanged = self.compress is None and self.drift is None and self.dtype == "float32"
         return None if unchanged else Wire(self.dtype, self.compress, self.drift)
 
 
-def require_two(clients: Sequence[Client], method: str) -> None:
+def require_two_clients(clients: Sequence[Client], method: str) -> None:
     """Raise ModelError if there are fewer than two clients."""
     if len(clients) < 2:
         raise ModelError(f"{method} needs at least two clients: a single client has no neighbours")
@@ -56,28 +61,36 @@ class WholeNetwork:
         self._client = client
 
     def names(self) -> Iterable[str]:
-        """The name of the one vector."""
+        """Return the name of the one vector."""
         return (GLOBAL_MODEL,)
 
     def read(self, name: str) -> Array:
-        """A copy of the network's values."""
+        """Return a copy of the network's values."""
         return self._client.values().cpu().numpy()
 
     def write(self, name: str, value: Array) -> None:
         """Replace the network's values."""
+        import torch
+
         self._client.load(torch.from_numpy(value))
 
 
-def lockstep_of(clients: Sequence[Client], wire: Wire) -> Lockstep:
-    """Simulate the clients' gossipers over the wire; all clients have the same push-sum weight."""
+def simulate_gossipers(clients: Sequence[Client], wire: Wire) -> Lockstep:
+    """Return a simulation of the clients' gossipers; all clients have the same push-sum weight.
+
+    wire: how values change on the way between clients.
+    """
+    from ..arena import Lockstep
+
     shapes = [tuple(value.shape) for value in clients[0].network.module.parameters()]
-    fit = wire.fitted({GLOBAL_MODEL: shapes}, {GLOBAL_MODEL: len(clients[0].network.flat)})
+    fitted_wire = wire.fitted({GLOBAL_MODEL: shapes}, {GLOBAL_MODEL: len(clients[0].network.flat)})
     names = [client.name for client in clients]
-    return Lockstep(names, [WholeNetwork(each) for each in clients], [1.0] * len(clients), fit)
+    networks = [WholeNetwork(client) for client in clients]
+    return Lockstep(names, networks, [1.0] * len(clients), fitted_wire)
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PushSumState:
     """Push-sum's weights α and every client's neighbours; the clients themselves hold the networks.
 
     lockstep: simulates the clients' gossipers; None if values arrive unchanged.
@@ -92,21 +105,26 @@ class GossipSgd(GossipMethod):
     """Clients push their whole networks to random neighbours."""
 
     pushes: Count = 1
-    """Pushes per client and round. Raise it when clients disagree, at that many more bytes."""
+    """How often a client pushes in a round. Raise it when clients disagree; the bytes sent grow in
+    proportion."""
     topology: str = "clique"
     """Which clients may push to which: `ring`, `regular:4`, a file; see `gossamer topology`."""
 
-    def start(self, clients: Sequence[Client]) -> Pushed:
-        require_two(clients, "gossip-sgd")
+    def start(self, clients: Sequence[Client]) -> PushSumState:
+        from ...topology import build, require_connected
+
+        require_two_clients(clients, "gossip-sgd")
         graph = build(self.topology, len(clients), seed=0)
         require_connected(graph)
-        return Pushed(
+        return PushSumState(
             np.ones(len(clients)),
             tuple(tuple(graph.neighbors(k)) for k in range(len(clients))),
-            None if self.wire is None else lockstep_of(clients, self.wire),
+            None if self.wire is None else simulate_gossipers(clients, self.wire),
         )
 
-    def round(self, state: Pushed, clients: Sequence[Client], context: RoundContext) -> Pushed:
+    def round(
+        self, state: PushSumState, clients: Sequence[Client], context: RoundContext
+    ) -> PushSumState:
         alpha = state.alpha.copy()
         for k in context.pick(clients):
             clients[k].train()
@@ -123,25 +141,28 @@ class GossipSgd(GossipMethod):
                 alpha[j] += half_weights[i]
             for client, total, weight in zip(clients, sums, alpha, strict=True):
                 client.load(total / weight)
-        return Pushed(alpha, state.neighbours)
+        return PushSumState(alpha, state.neighbours)
 
-    def _push(self, state: Pushed, lockstep: Lockstep, context: RoundContext) -> Pushed:
+    def _push(self, state: PushSumState, lockstep: Lockstep, context: RoundContext) -> PushSumState:
         """Make the pushes of one round by the simulated gossipers, which count bytes themselves."""
-        before = lockstep.sent
+        sent_before = lockstep.sent
         for _ in range(self.pushes):
-            targets = {i: [int(context.rng.choice(k))] for i, k in enumerate(state.neighbours)}
+            targets = {
+                i: [int(context.rng.choice(neighbours))]
+                for i, neighbours in enumerate(state.neighbours)
+            }
             lockstep.exchange(GLOBAL_MODEL, targets)
-        context.across += lockstep.sent - before
+        context.bytes_between_clients += lockstep.sent - sent_before
         alpha = [lockstep.weight(k, GLOBAL_MODEL) for k in range(len(state.neighbours))]
-        return Pushed(np.array(alpha), state.neighbours, lockstep)
+        return PushSumState(np.array(alpha), state.neighbours, lockstep)
 
 
 # --- Gossamer ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Gossiping:
-    """The clients in an arena, the graph of every exchange, and the number of exchanges made so far."""
+class ArenaState:
+    """The arena (simulator) that holds the clients, the graph of every exchange, and the exchanges so far."""
 
     arena: Arena
     graphs: Schedule
@@ -151,19 +172,23 @@ class Gossiping:
 class PartialModels(GossipMethod):
     """Push-sum gossip of the shared cells of every network."""
 
-    share: Share = 1.0
+    share: NonzeroFraction = 1.0
     """The fraction of each hidden layer's cells that all clients share. Lower it when tasks differ."""
     outputs: Literal["own", "shared"] = "own"
     """Whether output cells are local to each client: "own" if labels differ in meaning or in number."""
     topology: str = "one-peer-exponential"
     """Which clients gossip with which; by default each sends to one client per exchange, in rotation."""
     exchanges: Count = 1
-    """Exchanges per round. Raise it when peers disagree, at that many more bytes."""
+    """How often clients exchange values in a round. Raise it when they disagree; the bytes sent grow in
+    proportion."""
 
-    def start(self, clients: Sequence[Client]) -> Gossiping:
-        require_two(clients, "gossamer")
+    def start(self, clients: Sequence[Client]) -> ArenaState:
+        from ...topology import build_schedule
+        from ..arena import Arena, Gossip
+
+        require_two_clients(clients, "gossamer")
         for client in clients:
-            client.learner.network = self._sliced(client.network)
+            client.learner.network = self._slice_network(client.network)
         graphs = build_schedule(self.topology, len(clients), seed=0)
         arena = Arena(
             [client.learner for client in clients],
@@ -172,17 +197,17 @@ class PartialModels(GossipMethod):
             threads=1,
             wire=self.wire,
         )
-        return Gossiping(arena, graphs, 0)
+        return ArenaState(arena, graphs, 0)
 
     def round(
-        self, state: Gossiping, clients: Sequence[Client], context: RoundContext
-    ) -> Gossiping:
+        self, state: ArenaState, clients: Sequence[Client], context: RoundContext
+    ) -> ArenaState:
         context.pick(clients)  # draws the same random numbers as other methods
         state.arena.train()
         if (lockstep := state.arena.wire_simulation) is not None:
-            before = lockstep.sent
+            sent_before = lockstep.sent
             state.arena.average()
-            context.across += lockstep.sent - before
+            context.bytes_between_clients += lockstep.sent - sent_before
             return state
         message = clients[0].network.read(GLOBAL_MODEL)
         for exchange in range(state.exchanges_made, state.exchanges_made + self.exchanges):
@@ -190,11 +215,13 @@ class PartialModels(GossipMethod):
             directions = 1 if graph.is_directed() else 2
             context.to_peer(message, times=directions * graph.number_of_edges())
         state.arena.average()
-        return Gossiping(state.arena, state.graphs, state.exchanges_made + self.exchanges)
+        return ArenaState(state.arena, state.graphs, state.exchanges_made + self.exchanges)
 
-    def _sliced(self, old: SlicedNetwork) -> SlicedNetwork:
-        """Return the same module and values, with cells divided into shared and local ones."""
-        anatomy = old.slicing.anatomy
+    def _slice_network(self, network: SlicedNetwork) -> SlicedNetwork:
+        """Return the same module and values, with its cells divided into shared and local ones."""
+        from ...models import SlicedNetwork
+
+        anatomy = network.slicing.anatomy
         if len(anatomy.parts) < 2:
             raise ModelError(
                 "gossamer shares cells of every layer, and this network's layers could not be analysed: "
@@ -202,13 +229,14 @@ class PartialModels(GossipMethod):
             )
         shares = {"*": self.share, anatomy.parts[-1].name: float(self.outputs == "shared")}
         return SlicedNetwork(
-            old.module, {GLOBAL_MODEL: shares}, peer=old.peer, anatomy=anatomy, buffers=old.buffers
-        )
+            network.module, {GLOBAL_MODEL: shares}, peer=network.peer, anatomy=anatomy,
+            buffers=network.buffers,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
-class Deciding:
-    """The clients in an arena, and what decides about their sharing."""
+class AutoState:
+    """The arena (simulator) that holds the clients, and the object with which they decide what to share."""
 
     arena: Arena
     sharing: AutoSharing
@@ -221,10 +249,14 @@ class AutoPartialModels(Method):
     """Which clients gossip with which. Links are added where a group that clients have formed is not
     connected, so the graph must not change over time."""
     exchanges: Count = 1
-    """Exchanges per round. Raise it when peers disagree, at that many more bytes."""
+    """How often clients exchange values in a round. Raise it when they disagree; the bytes sent grow in
+    proportion."""
 
-    def start(self, clients: Sequence[Client]) -> Deciding:
-        require_two(clients, "auto")
+    def start(self, clients: Sequence[Client]) -> AutoState:
+        from ...topology import build
+        from ..arena import Arena, AutoSharing, Gossip
+
+        require_two_clients(clients, "auto")
         graph = build(self.topology, len(clients), seed=0)
         sharing = AutoSharing()
         arena = Arena(
@@ -234,27 +266,32 @@ class AutoPartialModels(Method):
             threads=1,
             sharing=sharing,
         )
-        return Deciding(arena, sharing)
+        return AutoState(arena, sharing)
 
-    def warning(self, state: Deciding) -> str:
+    def warning(self, state: AutoState) -> str:
         reason = state.sharing.reason
         return reason and f"everything stays shared: {reason}"
 
-    def round(self, state: Deciding, clients: Sequence[Client], context: RoundContext) -> Deciding:
+    def round(
+        self, state: AutoState, clients: Sequence[Client], context: RoundContext
+    ) -> AutoState:
         context.pick(clients)  # draws the same random numbers as other methods
-        context.across += self.exchanges * self._bytes_per_exchange(state, clients)
+        context.bytes_between_clients += self.exchanges * self._bytes_per_exchange(state, clients)
         state.arena.train_and_average()
         return state
 
     @staticmethod
-    def _bytes_per_exchange(state: Deciding, clients: Sequence[Client]) -> int:
-        """Return the bytes of all messages: every shared model, and what clients tell to decide."""
+    def _bytes_per_exchange(state: AutoState, clients: Sequence[Client]) -> int:
+        """Return the bytes of all messages: the shared models, and the statistics by which clients decide."""
+        from ...models import networks_by_model
+        from ..arena import Gossip
+
         assert isinstance(state.arena.mixing, Gossip)
         graph = state.arena.mixing.schedule.graph(0)
         directions = 1 if graph.is_directed() else 2
         networks = [client.network for client in clients]
         values = 0
-        for model, members in implementers(networks).items():
+        for model, members in networks_by_model(networks).items():
             edges = graph.subgraph(members).number_of_edges()
             values += edges * len(networks[members[0]].slicing.coordinates(model))
         if not state.sharing.reason:

@@ -1,4 +1,8 @@
-"""Base classes of federated methods: clients, rounds, and a simulated network that counts bytes."""
+"""The base classes of federated methods, their clients, and simulated links that count the bytes sent.
+
+Letters in docstrings are those of McMahan et al. (2017), who defined FedAvg: K clients, of which the fraction
+C trains in a round; client k has n_k samples and trains E epochs in batches of B samples.
+"""
 
 from __future__ import annotations
 
@@ -6,198 +10,224 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from ...gossip import Compress, Count, Positive, SettingsTable
-from ...gossip.compress import roundtrip
-from ...models import (
-    GradientTerm,
-    Metrics,
-    ModelError,
-    SgdLearner,
-    SlicedNetwork,
-    adding_to_gradient,
-)
+from ...models import ModelError
 
-# Strengths may be 0, which turns a term off; methods that divide by their strength use Positive instead.
+if TYPE_CHECKING:  # a method's settings are read and explained without torch
+    from torch import Tensor
+
+    from ...models import GradientTerm, Metrics, SgdLearner, SlicedNetwork
+
 Strength = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1)]
+"""The factor of a term that a method adds to the loss; 0 turns the term off. A method that divides by the
+factor declares it as `Positive` instead."""
+NonzeroFraction = Annotated[float, Field(gt=0, le=1)]
 
 GLOBAL_MODEL = "everyone"
-"""The name of the partial model that all clients implement."""
+"""The name of the partial model that all clients have. Starting values are drawn from a seed and this name:
+with another name every comparison would have other numbers."""
 
 
 class Client:
-    """One client of a federation: its learner and how many epochs it trains in a round.
+    """A participant of federated learning: a learner, and the number of epochs that it trains in a round.
 
-    Sets the learner's `local_samples` to all its samples, so that `train()` is ClientUpdate of McMahan et
-    al. (2017): E epochs of batches of size B, in the learner's own order.
+    Sets the learner's `local_samples` to all its samples, so that `train()` is the ClientUpdate of FedAvg:
+    E epochs in batches of B samples, in the learner's own order.
     """
 
     def __init__(self, learner: SgdLearner, epochs: int = 1):
         if epochs < 1:
-            raise ModelError(f"{epochs} local epochs: a client trains at least one")
+            raise ModelError(
+                f"client {learner.network.peer!r}: it must train at least 1 epoch in a round, not {epochs}"
+            )
         self.learner, self.epochs = learner, epochs
-        learner.local_samples = self.samples
+        learner.local_samples = self.sample_count
 
     @property
     def name(self) -> str:
-        """The peer's name."""
+        """The name of the peer whose network and samples the client has."""
         return self.learner.network.peer
 
     @property
     def network(self) -> SlicedNetwork:
-        """The client's network."""
+        """The client's neural network."""
         return self.learner.network
 
     @property
-    def samples(self) -> int:
+    def sample_count(self) -> int:
         """n_k, the number of the client's training samples."""
-        return len(self.learner.samples[1])
+        _, labels = self.learner.samples
+        return len(labels)
 
     @property
     def steps(self) -> int:
-        """Gradient steps of one `train()`."""
-        return self.epochs * math.ceil(self.samples / self.learner.batch)
+        """The number of gradient steps in one `train()`."""
+        return self.epochs * math.ceil(self.sample_count / self.learner.batch)
 
     def values(self) -> Tensor:
-        """The network's parameters as one vector (a copy)."""
+        """Return a copy of the neural network's parameters as one vector."""
         return self.network.flat.detach().clone()
 
     def load(self, values: Tensor) -> None:
-        """Replace the network's parameters."""
+        """Replace the neural network's parameters by those in a vector."""
         self.network.flat.copy_(values)
 
     def train(self) -> Metrics:
-        """E epochs over the client's own samples."""
+        """Train for E epochs on the client's own samples."""
         return self.learner.train(self.epochs)
 
-    def train_samples(self, samples: int) -> Metrics:
-        """Train on the next `samples` samples of the current epoch."""
-        self.learner.local_samples = samples
+    def train_samples(self, count: int) -> Metrics:
+        """Train on the next `count` samples of the current epoch."""
+        self.learner.local_samples = count
         try:
             return self.learner.train(1)
         finally:
-            self.learner.local_samples = self.samples
+            self.learner.local_samples = self.sample_count
 
     def test(self) -> Metrics:
-        """Test the network on the client's own test samples."""
+        """Test the neural network on the client's own test samples."""
         return self.learner.test()
 
     def adding_to_gradient(self, term: GradientTerm) -> AbstractContextManager[None]:
-        """Within the context, every step descends along gradient + term(parameters).
+        """Return a context in which every step descends along gradient + term(parameters).
 
-        In papers such a term is added to the *mean* loss of a batch: give the learner `reduction="mean"`.
+        Papers add such a term to the *mean* loss of a batch, so the learner needs `reduction="mean"`.
         """
+        from ...models import adding_to_gradient
+
         return adding_to_gradient(self.learner, term)
 
 
 class RoundContext:
-    """What a method needs for one round: random numbers, and a simulated network that counts bytes.
+    """The random numbers and the simulated links of one round.
 
-    Values that one machine sends to another go through `to_server`, `to_client` or `to_peer`, which count
-    their bytes and return the values as they arrive. Gossip over a compressed wire is counted by the
-    simulated gossipers instead; their bytes are added to `across`.
+    A method sends values with `to_server`, `to_client` and `to_peer`, which count their bytes and return the
+    values as they arrive. Where clients gossip over a compressed wire, simulated gossipers count the bytes
+    instead; the method adds them to `bytes_between_clients`.
 
-    up, down, across: bytes to servers, from servers, and between clients so far.
+    rng: draws the participants, and what else a method draws.
+    compressor: how values to the server are compressed; None sends them unchanged.
+    shapes: the shapes of the parameters in a flat vector of the whole neural network, for the compressor.
+
+    bytes_to_server, bytes_to_clients, bytes_between_clients: the bytes sent so far from clients to the
+    server, from the server to clients, and from client to client.
     """
 
     def __init__(
         self,
         rng: np.random.Generator,
-        compress: str | None = None,
+        compressor: str | None = None,
         shapes: Sequence[tuple[int, ...]] = (),
     ):
         self.rng = rng
-        self.up = self.down = self.across = 0
-        self._compress, self._shapes = compress, shapes
+        self.bytes_to_server = self.bytes_to_clients = self.bytes_between_clients = 0
+        self._compressor, self._shapes = compressor, shapes
         # Compressors have their own generator, so that participants are the same with any compressor.
         self._compressor_rng = rng.spawn(1)[0]
 
     @property
-    def bytes(self) -> int:
-        """Bytes that were sent in all directions so far."""
-        return self.up + self.down + self.across
+    def total_bytes(self) -> int:
+        """The bytes sent in all directions so far."""
+        return self.bytes_to_server + self.bytes_to_clients + self.bytes_between_clients
 
-    def pick(self, clients: Sequence[Client], share: float = 1.0) -> list[int]:
-        """S_t in FedAvg: the indices of max(C·K, 1) random clients, in ascending order."""
-        count = max(round(share * len(clients)), 1)
+    def pick(self, clients: Sequence[Client], fraction: float = 1.0) -> list[int]:
+        """Draw the clients of a round: return the indices of C·K of them, at least one, in ascending order.
+
+        fraction: C; K is the number of `clients`.
+        """
+        count = max(round(fraction * len(clients)), 1)
         return sorted(self.rng.choice(len(clients), count, replace=False).tolist())
 
-    def to_server(self, values: Tensor, since: Tensor | None = None) -> Tensor:
-        """Send from a client to a server.
+    def to_server(self, values: Tensor, relative_to: Tensor | None = None) -> Tensor:
+        """Send a vector from a client to the server; return what arrives.
 
-        since: the values that the server has already; if given, only the difference is compressed.
+        relative_to: a vector that the server has already. If it is given, a compressor compresses only the
+        difference from it, whose values are smaller and lose less.
         """
-        if self._compress is None:
-            self.up += wire_bytes(values)
+        if self._compressor is None:
+            self.bytes_to_server += uncompressed_bytes(values)
             return values
-        change = values if since is None else values - since
-        whole_network = sum(math.prod(shape) for shape in self._shapes) == len(values)
-        shapes = self._shapes if whole_network else None
-        numbers = change.float().cpu().numpy()
-        arrived, sent = roundtrip(self._compress, numbers, self._compressor_rng, shapes)
-        self.up += sent
+        import torch
+
+        from ...gossip.compress import roundtrip
+
+        message = values if relative_to is None else values - relative_to
+        is_whole_network = sum(math.prod(shape) for shape in self._shapes) == len(values)
+        arrived, sent_bytes = roundtrip(
+            self._compressor,
+            message.float().cpu().numpy(),
+            self._compressor_rng,
+            self._shapes if is_whole_network else None,
+        )
+        self.bytes_to_server += sent_bytes
         received = torch.from_numpy(arrived).to(values)
-        return received if since is None else since + received
+        return received if relative_to is None else relative_to + received
 
     def to_client(self, values: Tensor) -> Tensor:
-        """Send from a server to one client."""
-        self.down += wire_bytes(values)
+        """Send a vector from the server to one client; return what arrives."""
+        self.bytes_to_clients += uncompressed_bytes(values)
         return values
 
     def to_peer(self, values: Tensor, times: int = 1) -> Tensor:
-        """Send from one client to another; `times` counts the bytes of as many equally long messages."""
-        self.across += times * wire_bytes(values)
+        """Send a vector from one client to another; return what arrives.
+
+        times: the number of messages of this length to count, if one call stands for several.
+        """
+        self.bytes_between_clients += times * uncompressed_bytes(values)
         return values
 
 
-def wire_bytes(values: Tensor) -> int:
-    """Bytes of an uncompressed vector on the wire; headers are too small to be counted."""
+def uncompressed_bytes(values: Tensor) -> int:
+    """Return the bytes of a vector as it is sent without compression; headers are small and not counted."""
     return values.numel() * values.element_size()
 
 
 class Method(SettingsTable, ABC):
-    """A federated method. Its fields are its knobs; everything that changes is in a state object.
+    """A federated method.
+
+    Its fields are its settings, which do not change; what changes from round to round is in a state object,
+    whose type each method chooses:
 
         state = method.start(clients)
         for _ in range(rounds):
             state = method.round(state, clients, context := method.round_context(clients, rng))
         tests = method.test(state, clients)
 
-    A knob out of its range is a `ValueError` that names it.
+    A setting that is out of its range makes the constructor raise a `ValueError` that names it.
     """
 
     needs_server: ClassVar[bool] = False
+    """Whether the method needs a server; comparisons with `server = false` refuse it then."""
     nearest_without_server: ClassVar[str] = "gossip-sgd"
-    """For methods that need a server: the method most like them that needs none."""
-    bound: ClassVar[bool] = False
-    """Whether this is only a reference to compare with, such as training on pooled data; counts no bytes."""
+    """For methods that need a server: the most similar method that needs none, which errors propose."""
+    is_bound: ClassVar[bool] = False
+    """Whether this is no federated method but a bound to compare others with: training alone, or on the
+    pooled samples of all clients. The bytes of a bound are not counted."""
 
     rate: Positive | None = None
     """The learning rate; that of [training] if left out."""
     epochs: Count | None = None
-    """E, the local epochs in a round; those of [training] if left out."""
+    """E, the number of epochs that a client trains in a round; that of [training] if left out."""
 
     @abstractmethod
     def start(self, clients: Sequence[Client]) -> Any:
-        """Return the state before the first round; the clients' networks have their starting values."""
+        """Return the state before the first round; the clients' networks hold their starting values."""
 
     @abstractmethod
     def round(self, state: Any, clients: Sequence[Client], context: RoundContext) -> Any:
         """Run one round and return the state after it. Everything that is sent goes through `context`."""
 
     def warning(self, state: Any) -> str:
-        """Return what the user should know about a method that has started; usually nothing."""
+        """Return a sentence to warn the user with once the method has started; "" if all is well."""
         return ""
 
     def round_context(self, clients: Sequence[Client], rng: np.random.Generator) -> RoundContext:
-        """Return the random numbers and the simulated network of the next round."""
+        """Return the random numbers and the simulated links for the next round."""
         return RoundContext(rng)
 
     def test(self, state: Any, clients: Sequence[Client]) -> list[Metrics]:
@@ -206,15 +236,15 @@ class Method(SettingsTable, ABC):
 
 
 class ServerMethod(Method):
-    """A method whose server holds one network for all clients: `w` of the state."""
+    """A method whose server holds one neural network for all clients: `w` of the state."""
 
     needs_server: ClassVar[bool] = True
 
-    participation: Share = 1.0
-    """C, the share of clients that train in a round. Lower it to send less and learn more slowly."""
+    participation: NonzeroFraction = 1.0
+    """C, the fraction of clients that train in a round. Lower it to send less and learn more slowly."""
     compress: Compress = None
-    """How clients' changes are compressed: `int8`, `top-k:0.05+int8`, … The compression error is dropped, as
-    in the sketched updates of Konečný et al. (2016); the compression of gossip sends it later."""
+    """How the changes that clients send are compressed: `int8`, `top-k:0.05+int8`, … The compression error is
+    lost, as in the sketched updates of Konečný et al. (2016); gossip sends it later instead."""
 
     def round_context(self, clients: Sequence[Client], rng: np.random.Generator) -> RoundContext:
         shapes = [tuple(value.shape) for value in clients[0].network.module.parameters()]
@@ -223,7 +253,7 @@ class ServerMethod(Method):
     def participants(
         self, clients: Sequence[Client], context: RoundContext, w: Tensor
     ) -> Iterator[tuple[int, Client]]:
-        """Yield the index of each client of this round and the client, with the server's network loaded."""
+        """Draw the clients of this round; yield each with its index, after it has received and loaded `w`."""
         for k in context.pick(clients, self.participation):
             clients[k].load(context.to_client(w))
             yield k, clients[k]
@@ -231,22 +261,26 @@ class ServerMethod(Method):
     def test(self, state: Any, clients: Sequence[Client]) -> list[Metrics]:
         """Test the server's network on every client's test samples."""
 
-        def test(client: Client) -> Metrics:
+        def load_and_test(client: Client) -> Metrics:
             client.load(state.w)
             return client.test()
 
-        return test_each_set_once(clients, test)
+        return test_each_set_once(clients, load_and_test)
 
 
 def test_each_set_once(
     clients: Sequence[Client], test: Callable[[Client], Metrics]
 ) -> list[Metrics]:
-    """Test one network on every client's samples; test samples that clients share are used only once.
+    """Return the result of `test` for every client, calling it once for clients with the same test samples.
 
-    Clients with log-priors of their own are tested one by one: the same outputs mean other classes to them.
+    test: tests the same neural network whichever client it is called with. Clients with different log-priors
+    are tested separately, because a log-prior is added to the network's outputs.
     """
     results: dict[tuple[int, int], Metrics] = {}
-    keys = [(id(client.learner.held_out[1]), id(client.learner.log_prior)) for client in clients]
+    keys = []
+    for client in clients:
+        _, test_labels = client.learner.held_out
+        keys.append((id(test_labels), id(client.learner.log_prior)))
     for key, client in zip(keys, clients, strict=True):
         if key not in results:
             results[key] = test(client)
@@ -254,10 +288,13 @@ def test_each_set_once(
 
 
 def mean(vectors: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:
-    """Σ n_k/n · v_k, or the unweighted mean. The mean of equal vectors is that vector, bit for bit."""
-    shares = [1.0] * len(vectors) if weights is None else weights
-    base = vectors[0].double()
-    drift = torch.zeros_like(base)
-    for vector, share in zip(vectors[1:], shares[1:], strict=True):
-        drift += share / sum(shares) * (vector.double() - base)
-    return (base + drift).to(vectors[0].dtype)
+    """Return the weighted mean of vectors, Σ weight/Σ weights · vector; by default all weigh the same.
+
+    The mean of equal vectors is that vector, bit for bit, because only differences from the first are summed.
+    """
+    weights = [1.0] * len(vectors) if weights is None else weights
+    first = vectors[0].double()
+    difference = first.new_zeros(first.shape)
+    for vector, weight in zip(vectors[1:], weights[1:], strict=True):
+        difference += weight / sum(weights) * (vector.double() - first)
+    return (first + difference).to(vectors[0].dtype)

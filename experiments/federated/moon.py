@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn import functional as F
+from typing import TYPE_CHECKING, Any
 
 from ...gossip import Positive
 from ...models import ModelError
 from .method import Client, RoundContext, ServerMethod, Strength, mean
+
+if TYPE_CHECKING:  # a method's settings are read and explained without torch
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Moon(ServerMethod):
 
     def start(self, clients: Sequence[Client]) -> State:
         w = clients[0].values()
-        last_linear(clients[0].network.module)  # raises for a network that cannot work
+        last_linear(clients[0].network.module)  # raises for a network without a linear layer
         return State(w, tuple(w for _ in clients))
 
     def round(self, state: State, clients: Sequence[Client], context: RoundContext) -> State:
@@ -51,8 +49,8 @@ class Moon(ServerMethod):
             with contrastive_loss(client, w, previous[k], self.mu, self.temperature):
                 client.train()
             previous[k] = client.values()
-            trained.append(context.to_server(previous[k], since=w))
-            n.append(client.samples)
+            trained.append(context.to_server(previous[k], relative_to=w))
+            n.append(client.sample_count)
         return State(mean(trained, n), tuple(previous))
 
 
@@ -60,18 +58,24 @@ class Moon(ServerMethod):
 def contrastive_loss(
     client: Client, w: Tensor, previous: Tensor, mu: float, tau: float
 ) -> Iterator[None]:
-    """Within the context, the contrastive term is added to the client's loss."""
+    """Return a context in which the contrastive term is added to the client's loss.
+
+    w: the server's network. previous: the client's, after the last round in which it took part.
+    """
+    import torch
+    from torch.func import functional_call
+
     learner, module = client.learner, client.network.module
     supervised = learner.loss
-    with _recording(module) as last:
+    with _recorded_inputs(module) as recorded:
 
         def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-            x, z = last["x"], last["z"]
+            x, z = recorded["x"], recorded["z"]
             with torch.no_grad():
                 functional_call(module, _tensors_by_name(module, w), (x,))
-                z_glob = last["z"]
+                z_glob = recorded["z"]
                 functional_call(module, _tensors_by_name(module, previous), (x,))
-                z_prev = last["z"]
+                z_prev = recorded["z"]
             return supervised(outputs, labels) + mu * contrastive(z, z_glob, z_prev, tau)
 
         learner.loss = loss
@@ -82,14 +86,19 @@ def contrastive_loss(
 
 
 def contrastive(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
-    """ℓ_con, one number per sample."""
-    near = F.cosine_similarity(z, z_glob, dim=1) / tau
-    far = F.cosine_similarity(z, z_prev, dim=1) / tau
-    return F.softplus(far - near)  # −log(e^near / (e^near + e^far))
+    """Return ℓ_con, one number per sample."""
+    from torch.nn import functional as F
+
+    to_global = F.cosine_similarity(z, z_glob, dim=1) / tau
+    to_previous = F.cosine_similarity(z, z_prev, dim=1) / tau
+    # With a = to_global and b = to_previous: −log(e^a / (e^a + e^b)).
+    return F.softplus(to_previous - to_global)
 
 
 def last_linear(module: nn.Module) -> nn.Linear:
-    """The last linear layer, the classifier; its input is a sample's representation."""
+    """Return the last linear layer, the classifier; its input is a sample's representation."""
+    from torch import nn
+
     layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
     if not layers:
         raise ModelError(
@@ -100,29 +109,29 @@ def last_linear(module: nn.Module) -> nn.Linear:
 
 
 @contextmanager
-def _recording(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Yield a dict that holds the module's last input as "x" and its representation as "z"."""
-    last: dict[str, Tensor] = {}
+def _recorded_inputs(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Return a context with a dict of what the module computed last: its input "x" and representation "z"."""
+    recorded: dict[str, Tensor] = {}
 
     def record_input(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-        last["x"] = arguments[0]
+        recorded["x"] = arguments[0]
 
     def record_representation(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-        last["z"] = arguments[0].flatten(1)
+        recorded["z"] = arguments[0].flatten(1)
 
     handles = [
         module.register_forward_pre_hook(record_input),
         last_linear(module).register_forward_pre_hook(record_representation),
     ]
     try:
-        yield last
+        yield recorded
     finally:
         for handle in handles:
             handle.remove()
 
 
 def _tensors_by_name(module: nn.Module, values: Tensor) -> dict[str, Tensor]:
-    """The flat vector's values as the module's parameters, and copies of its current buffers."""
+    """Return the module's parameters by name, with the values of a flat vector, and copies of its buffers."""
     tensors, start = {name: value.clone() for name, value in module.named_buffers()}, 0
     for name, parameter in module.named_parameters():
         tensors[name] = values[start : start + parameter.numel()].view_as(parameter)

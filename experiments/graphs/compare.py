@@ -25,22 +25,24 @@ from ..study.figures import BLUE, COLOURS, MARKERS, ORANGE, panels
 from .show import number, write_with_picture
 from .swarm import SwarmGraph
 
-MOST_GRAPHS = 8
+MAX_GRAPHS = 8
 """The most graphs in one comparison: there are as many colours and markers."""
-MOST_EXCHANGES = 20_000
+MAX_EXCHANGES = 20_000
 """The most exchanges that are simulated on one graph; a slow graph may need more to reach the tolerance."""
 CURVE_POINTS = 120
 """The most points that are saved of a curve."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class GraphResult:
     """The measures of one graph.
 
-    rate, predicted: error per exchange and exchanges to the tolerance, as predicted; infinite means never.
-    measured: exchanges to the tolerance in a simulation; None if MOST_EXCHANGES were not enough.
+    rate, predicted: the factor of the error per exchange, and the number of exchanges to the tolerance, as
+        predicted; infinite means never.
+    measured, measured_rate: the same in a simulation. measured is None if MAX_EXCHANGES were not enough.
     exact_after: exchanges after which all peers agree exactly; None if they only converge.
-    curve: exchanges and logarithms of the error.
+    curve: points (exchange, logarithm of the error) of the simulation.
+    learning: the learning run, round by round; empty if there was none.
     """
 
     name: str
@@ -52,7 +54,7 @@ class Entry:
     measured: int | None
     measured_rate: float
     curve: list[tuple[int, float]]
-    learning: list[Step]
+    learning: list[RoundResult]
 
     @property
     def exchanges(self) -> float:
@@ -79,15 +81,16 @@ def compare(
     budget: float | None = None,
     seed: int = 0,
     on_graph: Callable[[str], None] = lambda _: None,
-) -> list[Entry]:
+) -> list[GraphResult]:
     """Measure every graph; all must have the same number of peers.
 
     rule: how a peer weights what it sends; if left out, the rule of a swarm on each graph.
-    budget: bytes that the whole swarm may send in each learning run; if left out, enough for one exchange per
-        round on the graph of median cost.
+    learning: the settings of a learning run on each graph; None for no learning run.
+    budget: bytes that the whole swarm may send in each learning run; if left out, that of `default_budget`.
+    on_graph: is called with the name of each graph before it is measured.
     """
-    if len(graphs) > MOST_GRAPHS:
-        raise TopologyError(f"{len(graphs)} graphs: compare at most {MOST_GRAPHS} at once")
+    if len(graphs) > MAX_GRAPHS:
+        raise TopologyError(f"{len(graphs)} graphs: compare at most {MAX_GRAPHS} at once")
     sizes = {topology.name: len(topology.graph) for topology in graphs}
     if len(set(sizes.values())) > 1:
         counts = ", ".join(f"{name} has {count}" for name, count in sizes.items())
@@ -101,59 +104,62 @@ def compare(
         on_graph(topology.name)
         used_rule = rule or topology.rule
         steps = [] if learning is None else learn(topology, learning, budget or 0.0, used_rule)
-        entries.append(_entry(topology, used_rule, tolerance, steps, seed))
+        entries.append(_measure(topology, used_rule, tolerance, steps, seed))
     return entries
 
 
 def default_budget(graphs: Sequence[SwarmGraph], learning: Learning) -> float:
-    """Bytes for one exchange per round on the graph of median cost."""
+    """Return the bytes of one exchange per round on the graph of median cost."""
     return learning.rounds * learning.message * median(topology.messages() for topology in graphs)
 
 
 def worth_learning(graphs: Sequence[SwarmGraph]) -> bool:
-    """Whether the graphs are small enough for learning runs of about a minute."""
-    return max(len(topology.graph) for topology in graphs) <= MOST_LEARNING_PEERS
+    """Return whether the graphs are small enough for learning runs of about a minute."""
+    return max(len(topology.graph) for topology in graphs) <= MAX_LEARNING_PEERS
 
 
-def _entry(
-    topology: SwarmGraph, rule: Rule, tolerance: float, steps: list[Step], seed: int
-) -> Entry:
+def _measure(
+    topology: SwarmGraph, rule: Rule, tolerance: float, steps: list[RoundResult], seed: int
+) -> GraphResult:
+    """Predict the pace of a graph, simulate push-sum on it, and return both; steps: the learning run."""
     pace = topology.pace(rule, tolerance)
     predicted = pace.exchanges
-    length = int(min(max(1.1 * predicted, 12) if isfinite(predicted) else inf, MOST_EXCHANGES))
+    length = int(min(max(1.1 * predicted, 12) if isfinite(predicted) else inf, MAX_EXCHANGES))
     logs = log_errors(lambda step: topology.schedule.matrix(step, rule), length, seed=seed)
     half = length // 2
     measured_rate = (
         float(np.exp((logs[-1] - logs[half]) / (length - half))) if isfinite(logs[-1]) else 0.0
     )
-    saved = np.unique(np.geomspace(1, length, CURVE_POINTS).astype(int))
-    curve = [(int(t), float(logs[t])) for t in saved if isfinite(logs[t])]
-    return Entry(
+    saved_exchanges = np.unique(np.geomspace(1, length, CURVE_POINTS).astype(int))
+    curve = [(int(t), float(logs[t])) for t in saved_exchanges if isfinite(logs[t])]
+    return GraphResult(
         topology.name, len(topology.graph), topology.messages(), pace.rate, pace.exact_after, predicted,
         exchanges_to(logs, tolerance), measured_rate, curve, steps,
     )  # fmt: skip
 
 
 PACE_HEADER = ["graph", "error per exchange", "measured", "exchanges", "measured"]
+"""Titles of the columns of `pace_rows`."""
 COST_HEADER = ["graph", "per exchange", "messages", "MB", "accuracy"]
+"""Titles of the columns of `cost_rows`."""
 
 
-def pace_rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
-    """The table of predicted and measured convergence, the fastest graph first."""
+def pace_rows(entries: Sequence[GraphResult]) -> list[tuple[str, ...]]:
+    """Return the table of predicted and measured convergence, the fastest graph first."""
     return [
         (
             entry.name,
             f"exact after {entry.exact_after}" if entry.exact_after else f"{entry.rate:.4f}",
             f"{entry.measured_rate:.4f}" if entry.measured_rate else "exact",
             number(entry.predicted),
-            f"> {MOST_EXCHANGES:,}" if entry.measured is None else number(entry.measured),
+            f"> {MAX_EXCHANGES:,}" if entry.measured is None else number(entry.measured),
         )
         for entry in sorted(entries, key=lambda entry: entry.exchanges)
     ]
 
 
-def cost_rows(entries: Sequence[Entry], message: int) -> list[tuple[str, ...]]:
-    """The table of messages until agreement, and of accuracy; the cheapest graph first.
+def cost_rows(entries: Sequence[GraphResult], message: int) -> list[tuple[str, ...]]:
+    """Return the table of messages until agreement, and of accuracy; the cheapest graph first.
 
     message: bytes of one message.
     """
@@ -170,7 +176,12 @@ def cost_rows(entries: Sequence[Entry], message: int) -> list[tuple[str, ...]]:
 
 
 def write(
-    entries: Sequence[Entry], folder: Path, *, tolerance: float, message: int, budget: float | None
+    entries: Sequence[GraphResult],
+    folder: Path,
+    *,
+    tolerance: float,
+    message: int,
+    budget: float | None,
 ) -> list[Path]:
     """Write `compare.json` and the picture drawn from it; return the files."""
     settings = {"tolerance": tolerance, "message_bytes": message, "budget_bytes": budget}
@@ -183,8 +194,9 @@ def write(
 def figure_of_comparison(record: dict[str, Any]) -> Figure:
     """Draw predicted and measured disagreement by exchange; beside it, accuracy at equal bytes."""
     graphs = record["graphs"]
-    learned = any(graph["learning"] for graph in graphs)
-    figure, (row,) = panels(1, 2 if learned else 1, width=11.5 if learned else 7.5, height=5.0)
+    has_learning = any(graph["learning"] for graph in graphs)
+    columns, width = (2, 11.5) if has_learning else (1, 7.5)
+    figure, (row,) = panels(1, columns, width=width, height=5.0)
     handles = []
     for index, graph in enumerate(graphs):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
@@ -192,10 +204,10 @@ def figure_of_comparison(record: dict[str, Any]) -> Figure:
         style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4.5}
         row[0].plot(x, np.exp(logs), markevery=max(1, len(x) // 6), linewidth=1.6, **style)
         _draw_prediction(row[0], graph, max(x), colour)
-        if learned:
+        if has_learning:
             accuracies = [step["accuracy"] for step in graph["learning"]]
             count = len(accuracies)
-            window = max(1, count // 4)
+            window = max(1, count // 4)  # the mean of so many rounds is drawn
             y = [float(np.mean(accuracies[max(0, i - window + 1) : i + 1])) for i in range(count)]
             x = np.linspace(0, record["budget_bytes"] / 1e6, count + 1)[1:].tolist()
             row[1].plot(x, y, markevery=max(1, len(x) // 8), linewidth=1.6, **style)
@@ -213,7 +225,7 @@ def figure_of_comparison(record: dict[str, Any]) -> Figure:
         Line2D([], [], color="#888888", linewidth=0.8, linestyle=":",
                label=f"tolerance {record['tolerance']:g}"),
     ]  # fmt: skip
-    if learned:
+    if has_learning:
         row[1].set(
             xlabel="MB that the swarm was allowed to send so far",
             ylabel="accuracy: mean of peers,\nover a quarter of the run", ylim=(0, 1),
@@ -224,8 +236,9 @@ def figure_of_comparison(record: dict[str, Any]) -> Figure:
 
 
 def _draw_prediction(axes: Any, graph: dict[str, Any], last: int, colour: str) -> None:
+    """Draw the predicted error from exchange 1 to `last`."""
     style = {"color": colour, "linestyle": "--", "linewidth": 1.1}
-    if graph["exact_after"]:  # the whole error, until it vanishes in one step
+    if graph["exact_after"]:  # the error is drawn as 1 until it vanishes in one step
         step = graph["exact_after"]
         axes.plot([1, step, step], [1.0, 1.0, 1e-300], **style)
         return
@@ -236,7 +249,8 @@ def _draw_prediction(axes: Any, graph: dict[str, Any], last: int, colour: str) -
 # --- learning: the same swarm on each graph, with the same budget of bytes ------------------------------
 
 LAYOUT = "64=24=10"
-MOST_LEARNING_PEERS = 128
+"""The network of a learning run."""
+MAX_LEARNING_PEERS = 128
 """The most peers for which a learning run is made unless --learn asks for it."""
 
 
@@ -261,7 +275,7 @@ class Learning:
         return 4 * sum(p.numel() for p in mlp(LAYOUT).parameters())
 
     def learners(self, peers: int) -> list[Learner]:
-        """The learners of all peers."""
+        """Return the learners of all peers."""
         table = {
             "peers": peers,
             "seed": self.seed,
@@ -279,7 +293,7 @@ class Learning:
 
 
 @dataclass(frozen=True)
-class Step:
+class RoundResult:
     """The swarm after a round: megabytes sent so far, mean accuracy, accuracy of the worst peer."""
 
     megabytes: float
@@ -297,13 +311,14 @@ class BudgetedGossip(Gossip):
     """Bytes per round."""
 
     def exchanges_before(self, step: int) -> int:
+        """Return how many exchanges the bytes allowed in the first `step` rounds suffice for."""
         return int(step * self.allowance / self.cost * (1 + 1e-9))
 
 
 def learn(
     topology: SwarmGraph, learning: Learning, budget: float, rule: Rule = "push"
-) -> list[Step]:
-    """Train in rounds; make an exchange whenever the bytes allowed so far suffice for one.
+) -> list[RoundResult]:
+    """Train in rounds, with an exchange whenever the bytes allowed so far suffice for one; return all rounds.
 
     budget: bytes that the whole swarm may send in all rounds together. Push-sum's weights are kept from
     exchange to exchange, so that no peer's contribution is lost however rare exchanges are.
@@ -318,12 +333,12 @@ def learn(
     for round in Arena(learning.learners(len(topology.graph)), mixing=gossip).run(learning.rounds):
         accuracies = [test.accuracy for test in round.tests]
         sent = gossip.exchanges_before(round.index) * gossip.cost / 1e6
-        steps.append(Step(sent, float(np.mean(accuracies)), float(min(accuracies))))
+        steps.append(RoundResult(sent, float(np.mean(accuracies)), float(min(accuracies))))
     return steps
 
 
-def final_accuracy(steps: list[Step]) -> float:
-    """The mean accuracy over the last quarter of a run.
+def final_accuracy(steps: list[RoundResult]) -> float:
+    """Return the mean accuracy over the last quarter of a run.
 
     The last round by itself would favour graphs with rare, expensive exchanges if one falls on that round.
     """
@@ -335,7 +350,7 @@ def final_accuracy(steps: list[Step]) -> float:
 
 
 def groups_from(text: str, peers: int) -> dict[str, list[int]]:
-    """Divide peers into consecutive groups: `4` for equal groups, or sizes as in `10,10,12`."""
+    """Return consecutive groups of peers by name; text: `4` for equal groups, or sizes as in `10,10,12`."""
     try:
         sizes = [int(word) for word in text.split(",")]
     except ValueError:
@@ -359,10 +374,11 @@ def groups_from(text: str, peers: int) -> dict[str, list[int]]:
 
 
 ADVICE_HEADER = ["topology", "links", "error per exchange", "exchanges", "messages", "error left"]
+"""Titles of the columns of `advice_rows`."""
 
 
 def advice_rows(advice: Advice) -> list[tuple[str, ...]]:
-    """The table of candidates, the best first."""
+    """Return the table of candidates, the best first."""
     return [
         (
             candidate.topology,
@@ -377,10 +393,10 @@ def advice_rows(advice: Advice) -> list[tuple[str, ...]]:
 
 
 def reason(candidate: Candidate) -> str:
-    """Explain how fast peers on a candidate graph agree, and how many links must be added to join groups."""
+    """Return why peers on a candidate graph agree fast or slowly, and how many links connect its groups."""
     links = len(candidate.added)
-    added = f"; bridge = true adds {links} links to join groups" if links else ""
-    return candidate.reason + added
+    note = f"; bridge = true adds {links} links to join groups" if links else ""
+    return candidate.reason + note
 
 
 def write_advice(advice: Advice, folder: Path, title: str) -> list[Path]:

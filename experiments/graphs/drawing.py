@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from math import pi
+from math import ceil, pi
 from typing import Any
 
 import networkx as nx
@@ -26,26 +26,29 @@ from scipy.spatial import KDTree
 
 from ..study.figures import BLUE, GREEN, MARKERS, ORANGE, PURPLE, SKY_BLUE, VERMILION
 
-Positions = NDArray[np.float64]  # a row (x, y) for each peer
-Distances = NDArray[np.float64]  # in hops: from one peer or from all peers to each peer
+Positions = NDArray[np.float64]
+"""A row (x, y) for each peer."""
+Distances = NDArray[np.float64]
+"""Distances in hops, from one peer or from all peers to each peer."""
 
-MOST_LABELS = 64
+MAX_LABELS = 64
 """The most peers that are labelled; on larger maps no peer is, and directed links have no arrows."""
-MOST_GROUPS = 16
+MAX_GROUPS = 16
 """The most groups that have their own colour and marker; if there are more, all groups look the same."""
 
 PEER_COLOUR, WEAK_COLOUR, ADDED_COLOUR = BLUE, VERMILION, GREEN
+"""The colours of peers without groups, of bridges and cut peers, and of links that bridging added."""
 # Shares are drawn in greys, from light to nearly black, since colours stand for groups.
 SHARE_COLOURS = colors.LinearSegmentedColormap.from_list("shares", ["#D0D0D0", "#202020"])
 MAP_SIDE_POINTS = 5.6 * 72
-"""The side, in points, that the unit square of the positions is assumed to have, with its margins, to choose
-the sizes of markers and labels. On a page of 8.2 inches, which `show` uses, `page_size` makes it larger."""
+"""The assumed side, in points, of the unit square of the positions with its margins, by which the sizes of
+markers and labels are chosen. On a page of 8.2 inches, which `show` uses, the square is larger than that."""
 MARGIN = 0.06
 """The margin around the positions, as a fraction of the unit square's side."""
 MIN_EXTENT = 0.2
 """The least width and height of a map without margins, as such a fraction, for peers that are on one line."""
 
-# in inches
+# Sizes in inches.
 MAX_MAP_HEIGHT, MIN_PAGE_WIDTH = 6.9, 6.0
 COLOUR_BAR_WIDTH, TITLE_HEIGHT, LEGEND_ROW_HEIGHT = 1.05, 0.8, 0.22
 
@@ -79,24 +82,24 @@ class Map:
 
 
 def marker_diameter(positions: Positions) -> float:
-    """The diameter of a peer's marker in points: as large as fits without touching, between 1.6 and 24."""
-    fitting_diameter = 0.85 * smallest_distance(positions) * MAP_SIDE_POINTS / (1 + 2 * MARGIN)
-    return min(24.0, max(1.6, fitting_diameter))
+    """Return the diameter of a peer's marker in points: as large as fits without touching, from 1.6 to 24."""
+    largest_diameter = 0.85 * smallest_distance(positions) * MAP_SIDE_POINTS / (1 + 2 * MARGIN)
+    return min(24.0, max(1.6, largest_diameter))
 
 
 def extent(positions: Positions) -> tuple[float, float]:
-    """The width and height of a map with its margins, in units of positions."""
+    """Return the width and height of a map with its margins, in units of positions."""
     width, height = np.ptp(positions, axis=0) if len(positions) else (0.0, 0.0)
     return max(float(width), MIN_EXTENT) + 2 * MARGIN, max(float(height), MIN_EXTENT) + 2 * MARGIN
 
 
 def page_size(graph_map: Map, max_width: float) -> tuple[float, float]:
-    """Width and height in inches of a page with a map and its legend, at most `max_width` wide."""
+    """Return width and height in inches of a page with a map and its legend, at most `max_width` wide."""
     map_width, map_height = extent(graph_map.positions)
     bar_width = COLOUR_BAR_WIDTH if _needs_colour_bar(graph_map) else 0.0
     inches_per_unit = min((max_width - bar_width) / map_width, MAX_MAP_HEIGHT / map_height)
     entries, title_rows = len(_legend_entries(graph_map)), 1 if _has_group_legend(graph_map) else 0
-    rows = title_rows + -(-entries // _legend_columns(entries))
+    rows = title_rows + ceil(entries / _legend_columns(entries))
     height = inches_per_unit * map_height + TITLE_HEIGHT + LEGEND_ROW_HEIGHT * rows
     return max(inches_per_unit * map_width + bar_width, MIN_PAGE_WIDTH), height
 
@@ -111,25 +114,26 @@ def draw_map(axes: Axes, graph_map: Map) -> None:
     axes.set(xlim=(x - width / 2, x + width / 2), ylim=(y - height / 2, y + height / 2))
     _draw_links(axes, graph_map)
     _draw_peers(axes, graph_map)
-    if graph_map.peers <= MOST_LABELS:
+    if graph_map.peers <= MAX_LABELS:
         _draw_labels(axes, graph_map)
     _draw_legend(axes, graph_map)
 
 
 def _draw_links(axes: Axes, graph_map: Map) -> None:
+    """Draw links in the grey of their share; then those between groups, added links and bridges."""
     if not graph_map.links:
         return
     ends = np.array([(graph_map.positions[u], graph_map.positions[v]) for u, v in graph_map.links])
     shares = np.array(graph_map.shares, dtype=float)
-    norm = _norm(shares)
-    # the more links, the thinner and more transparent, so that peers remain visible
+    scale = _share_scale(shares)
+    # The more links, the thinner and more transparent, so that peers remain visible.
     count = max(len(ends), 1)
     width = float(np.clip(30.0 / np.sqrt(count), 0.25, 1.2))
     alpha = float(np.clip(12.0 / np.sqrt(count), 0.15, 0.9))
-    greys = SHARE_COLOURS(norm(shares))
-    between = _between_groups(graph_map)
-    unmarked = _unmarked_links(graph_map, between)
-    if graph_map.directed and graph_map.peers <= MOST_LABELS:
+    greys = SHARE_COLOURS(scale(shares))
+    between_groups = _links_between_groups(graph_map)
+    unmarked = _unmarked_links(graph_map, between_groups)
+    if graph_map.directed and graph_map.peers <= MAX_LABELS:
         gap = marker_diameter(graph_map.positions) / 2 + 1
         for i in unmarked:
             _draw_arrow(axes, ends[i], greys[i], gap, width)
@@ -144,7 +148,7 @@ def _draw_links(axes: Axes, graph_map: Map) -> None:
             )
         )
     styles = (
-        (between, "#606060", "-"),
+        (between_groups, "#606060", "-"),
         (graph_map.added, ADDED_COLOUR, ":"),
         (graph_map.bridges, WEAK_COLOUR, "--"),
     )
@@ -161,21 +165,25 @@ def _draw_links(axes: Axes, graph_map: Map) -> None:
         )
 
 
-def _unmarked_links(graph_map: Map, between: Set[tuple[int, int]] = frozenset()) -> list[int]:
-    """Indices of the links that are neither bridges, added nor `between` groups: drawn in grey, by share."""
-    marked = {*graph_map.bridges, *graph_map.added, *between}
+def _unmarked_links(
+    graph_map: Map, between_groups: Set[tuple[int, int]] = frozenset()
+) -> list[int]:
+    """Return the indices of links that are not bridges, added or `between_groups`: drawn in grey, by
+    share."""
+    marked = {*graph_map.bridges, *graph_map.added, *between_groups}
     return [i for i, link in enumerate(graph_map.links) if link not in marked]
 
 
-def _between_groups(graph_map: Map) -> set[tuple[int, int]]:
-    """Links between groups, if there are few among many links, where thin grey lines would hide them."""
+def _links_between_groups(graph_map: Map) -> set[tuple[int, int]]:
+    """Return the links between groups if they are few among many, which thin grey lines would hide."""
     if not graph_map.groups or graph_map.directed or len(graph_map.links) < 500:
         return set()
-    between = {(u, v) for u, v in graph_map.links if graph_map.groups[u] != graph_map.groups[v]}
-    return between - graph_map.bridges - graph_map.added if len(between) <= 100 else set()
+    links = {(u, v) for u, v in graph_map.links if graph_map.groups[u] != graph_map.groups[v]}
+    return links - graph_map.bridges - graph_map.added if len(links) <= 100 else set()
 
 
 def _draw_arrow(axes: Axes, ends: Positions, colour: Any, gap: float, width: float) -> None:
+    """Draw a directed link; gap: the distance, in points, that it keeps from the positions of its peers."""
     axes.add_patch(
         FancyArrowPatch(
             tuple(ends[0]), tuple(ends[1]), arrowstyle="-|>", mutation_scale=8, shrinkA=gap,
@@ -184,7 +192,8 @@ def _draw_arrow(axes: Axes, ends: Positions, colour: Any, gap: float, width: flo
     )  # fmt: skip
 
 
-def _norm(shares: np.ndarray) -> colors.Normalize:
+def _share_scale(shares: np.ndarray) -> colors.Normalize:
+    """Return the function that maps shares to 0 … 1, for SHARE_COLOURS."""
     low, high = float(shares.min()), float(shares.max())
     if high - low < 1e-9:  # equal shares are drawn in the middle of the scale
         return colors.Normalize(low - 1, high + 1)
@@ -192,11 +201,11 @@ def _norm(shares: np.ndarray) -> colors.Normalize:
 
 
 def group_styles(groups: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """A colour and a marker for each group; the same for all if there are more than MOST_GROUPS."""
-    names = sorted(set(groups), key=_natural_order)
-    if len(names) > MOST_GROUPS:
+    """Return a colour and a marker for each group; the same for all if there are more than MAX_GROUPS."""
+    names = sorted(set(groups), key=_sort_key)
+    if len(names) > MAX_GROUPS:
         return dict.fromkeys(names, (PEER_COLOUR, "o"))
-    # without vermilion, which marks links and peers that are weak spots, and without black and grey (links)
+    # Without vermilion, which marks bridges and cut peers, and without black and grey, which links have.
     colours = (BLUE, ORANGE, GREEN, PURPLE, SKY_BLUE)
     return {
         name: (colours[i % len(colours)], MARKERS[i // len(colours) % len(MARKERS)])
@@ -204,11 +213,13 @@ def group_styles(groups: Sequence[str]) -> dict[str, tuple[str, str]]:
     }
 
 
-def _natural_order(name: str) -> tuple[int, str]:
+def _sort_key(name: str) -> tuple[int, str]:
+    """Return a key that sorts numbers by value, before other names."""
     return (len(name), name) if name.isdecimal() else (10**6, name)
 
 
 def _draw_peers(axes: Axes, graph_map: Map) -> None:
+    """Draw the markers of peers, and rings around cut peers."""
     size = marker_diameter(graph_map.positions)
     groups = list(graph_map.groups) or ["peer"] * graph_map.peers
     outline_width = 0.0 if graph_map.peers > 2000 else 0.8
@@ -218,14 +229,15 @@ def _draw_peers(axes: Axes, graph_map: Map) -> None:
             graph_map.positions[members, 0], graph_map.positions[members, 1], s=size**2,
             c=colour, marker=marker, edgecolors="white", linewidths=outline_width, zorder=3,
         )  # fmt: skip
-    weak = sorted(graph_map.cut_peers)
+    x, y = graph_map.positions[sorted(graph_map.cut_peers)].T
     axes.scatter(
-        graph_map.positions[weak, 0], graph_map.positions[weak, 1], s=(1.15 * size) ** 2, facecolors="none",
-        edgecolors=WEAK_COLOUR, linewidths=2.2 if size > 8 else 1.2, zorder=4,
+        x, y, s=(1.15 * size) ** 2, facecolors="none", edgecolors=WEAK_COLOUR,
+        linewidths=2.2 if size > 8 else 1.2, zorder=4,
     )  # fmt: skip
 
 
 def _draw_labels(axes: Axes, graph_map: Map) -> None:
+    """Draw the labels of all peers, inside the markers or beside them."""
     size = marker_diameter(graph_map.positions)
     labels = list(graph_map.labels) or [str(i) for i in range(graph_map.peers)]
     if max(map(len, labels)) <= 3:  # short labels fit inside the peers
@@ -263,17 +275,18 @@ def _draw_labels(axes: Axes, graph_map: Map) -> None:
 
 
 def _text_colour(background: str) -> str:
-    """Black or white, whichever has more contrast with the background."""
+    """Return black or white, whichever has more contrast with the background."""
     red, green, blue = colors.to_rgb(background)
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
 
 def _in_points(graph_map: Map) -> Positions:
+    """Return the positions of peers in points."""
     return graph_map.positions * MAP_SIDE_POINTS / (1 + 2 * MARGIN)
 
 
 def _overlap(box: tuple[float, ...], occupied: Sequence[tuple[float, ...]]) -> float:
-    """The area of a box that other boxes cover, and a penalty if it extends to the left or right of the map.
+    """Return the area of a box that other boxes cover, plus a penalty if it extends left or right of the map.
 
     Labels may extend above and below the map.
     """
@@ -290,24 +303,27 @@ def _overlap(box: tuple[float, ...], occupied: Sequence[tuple[float, ...]]) -> f
 
 
 def _has_group_legend(graph_map: Map) -> bool:
-    return 0 < len(group_styles(graph_map.groups)) <= MOST_GROUPS
+    """Return whether the legend lists the groups."""
+    return 0 < len(group_styles(graph_map.groups)) <= MAX_GROUPS
 
 
 def _equal_shares(shares: Sequence[float]) -> bool:
-    """Whether all links carry the same share, which the legend can then name."""
+    """Return whether all links carry the same share, which the legend can then name."""
     return len(shares) == 0 or float(np.ptp(shares)) < 1e-9
 
 
 def _needs_colour_bar(graph_map: Map) -> bool:
-    """Whether shares differ and some link is drawn in the grey of its share."""
+    """Return whether shares differ and some link is drawn in the grey of its share."""
     return not _equal_shares(graph_map.shares) and bool(_unmarked_links(graph_map))
 
 
 def _legend_columns(entries: int) -> int:
+    """Return the number of columns of a legend."""
     return 1 if entries <= 3 else 2 if entries <= 8 else 4
 
 
 def _legend_entries(graph_map: Map) -> list[Line2D]:
+    """Return the entries of the legend: those of groups, links, bridges, cut peers and added links."""
     entries: list[Line2D] = []
     if _has_group_legend(graph_map):
         entries += [
@@ -335,6 +351,7 @@ def _legend_entries(graph_map: Map) -> list[Line2D]:
 
 
 def _draw_legend(axes: Axes, graph_map: Map) -> None:
+    """Draw the legend, and the colour bar of shares if it is needed."""
     entries = _legend_entries(graph_map)
     axes.legend(
         handles=entries, title="group" if _has_group_legend(graph_map) else None,
@@ -345,7 +362,7 @@ def _draw_legend(axes: Axes, graph_map: Map) -> None:
         is_tall = extent(graph_map.positions)[1] > 0.7  # enough for the colour bar's long label
         text = "share of its sender's mass that a link carries in one exchange"
         axes.figure.colorbar(
-            ScalarMappable(_norm(np.array(graph_map.shares)), SHARE_COLOURS), ax=axes,
+            ScalarMappable(_share_scale(np.array(graph_map.shares)), SHARE_COLOURS), ax=axes,
             shrink=0.7 if is_tall else 0.9, pad=0.01, aspect=30 if is_tall else 15,
             label=text if is_tall else "share of sender's mass",
             panchor=False,  # keeps the map at the top
@@ -359,9 +376,10 @@ STRESS_LAYOUT_PEERS = 600
 
 
 def positions(graph: nx.Graph) -> Positions:
-    """One position per peer in the unit square, in the order of the sorted peers.
+    """Return one position per peer in the unit square, in the order of the sorted peers.
 
-    The node attribute `pos` if every peer has one; else distances on the map follow distances in hops.
+    Positions are those of the node attribute `pos` if every peer has one. Otherwise they are chosen so that
+    distances on the map follow distances in hops.
     """
     nodes = sorted(graph.nodes)
     from_graph = [graph.nodes[node].get("pos") for node in nodes]
@@ -380,7 +398,7 @@ def positions(graph: nx.Graph) -> Positions:
 
 
 def spread(points: Positions, rounds: int = 200) -> Positions:
-    """Push peers apart that are too close to each other; the more peers, the closer they may be."""
+    """Return positions with peers pushed apart that are too close; the more peers, the closer they may be."""
     count = len(points)
     if count < 2:
         return np.full((count, 2), 0.5)
@@ -403,18 +421,19 @@ def spread(points: Positions, rounds: int = 200) -> Positions:
 
 
 def target_distance(count: int) -> float:
-    """The least distance between two of `count` peers that `spread` aims at; all fit into the unit square."""
+    """Return the least distance that `spread` aims at between `count` peers; all fit into the unit square."""
     return 0.55 / np.sqrt(count)
 
 
 def smallest_distance(points: Positions) -> float:
-    """The distance between the two closest peers."""
+    """Return the distance between the two closest peers."""
     if len(points) < 2:
         return 1.0
     return float(KDTree(points).query(points, k=2)[0][:, 1].min())
 
 
 def _fit_unit_square(points: Positions, keep_aspect: bool = False) -> Positions:
+    """Return points scaled and shifted into the unit square, x and y by the same factor if `keep_aspect`."""
     low, high = points.min(axis=0), points.max(axis=0)
     size = np.full(2, (high - low).max()) if keep_aspect else high - low
     size = np.where(size > 1e-9, size, 1.0)
@@ -422,7 +441,7 @@ def _fit_unit_square(points: Positions, keep_aspect: bool = False) -> Positions:
 
 
 def _rotate_lengthwise(points: Positions) -> Positions:
-    """Rotate points so that their longest axis is horizontal, if one axis is clearly longer."""
+    """Return points rotated so that their longest axis is horizontal, if one axis is clearly longer."""
     centred = points - points.mean(axis=0)
     _, sizes, directions = np.linalg.svd(centred, full_matrices=False)
     if sizes[0] < 1.2 * sizes[1]:
@@ -432,9 +451,9 @@ def _rotate_lengthwise(points: Positions) -> Positions:
 
 
 def _pivot_layout(links: csr_array, pivots: int = 50) -> Positions:
-    """Classical multidimensional scaling of the hops to a few distant peers (pivot MDS).
+    """Return positions by classical multidimensional scaling of the hops to a few distant peers (pivot MDS).
 
-    Returns a circle if the hops give fewer than two dimensions, or if many peers of a small graph would
+    It is a circle if the hops give fewer than two dimensions, or if many peers of a small graph would
     coincide.
     """
     count = len(links.indptr) - 1
@@ -455,14 +474,14 @@ def _pivot_layout(links: csr_array, pivots: int = 50) -> Positions:
     if values[1] < 1e-6 * max(values[0], 1e-12):
         return circle
     points = axes[:2].T
-    crowded = len(np.unique(points.round(6), axis=0)) < 0.7 * count
-    return circle if crowded and count <= pivots else points
+    is_crowded = len(np.unique(points.round(6), axis=0)) < 0.7 * count
+    return circle if is_crowded and count <= pivots else points
 
 
 def _stress_layout(links: csr_array, start: Positions, rounds: int = 80) -> Positions:
-    """Minimise the differences between distances on the map and hops; close pairs weigh most.
+    """Return positions whose distances on the map differ least from hops; close pairs weigh most.
 
-    Iterates stress majorization from the positions `start`.
+    They are found by stress majorization, which starts from the positions `start`.
     """
     hops = _finite_hops(np.asarray(dijkstra(links, unweighted=True)))
     np.fill_diagonal(hops, 1.0)
@@ -481,6 +500,6 @@ def _stress_layout(links: csr_array, start: Positions, rounds: int = 80) -> Posi
 
 
 def _finite_hops(hops: Distances) -> Distances:
-    """Replace infinite distances, between components, by two hops more than the longest finite one."""
+    """Return distances with the infinite ones, between components, two hops above the longest finite one."""
     finite = hops[np.isfinite(hops)]
     return np.where(np.isfinite(hops), hops, finite.max() + 2)

@@ -10,7 +10,7 @@ import json
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import inf, isfinite
+from math import ceil, inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,12 @@ from ...topology import (
 )
 from ..results import make_folder, write_json
 from ..study.figures import BLUE, COLOURS, GREY, MARKERS, SKY_BLUE, panels, save, tidy
-from .drawing import MOST_LABELS, Map, draw_map, page_size, positions
+from .drawing import MAX_LABELS, Map, draw_map, page_size, positions
 from .swarm import SwarmGraph, describe_bridging, groups_of, name_links
 
 SUMMARY_PEERS = 1000
 """Graphs with at least this many peers have plots of degrees and errors beside the map."""
-MOST_DRAWN_LINKS = 40_000
+MAX_DRAWN_LINKS = 40_000
 """The most links that are drawn; of a graph with more links, an even selection is drawn."""
 
 
@@ -63,6 +63,7 @@ class GraphReport:
 
 
 MODEL_HEADER = ["partial model", "peers", "links", "gap", "exchanges", "bridges", "cut peers"]
+"""Titles of the columns of `GraphReport.models`."""
 
 
 def examine(
@@ -71,7 +72,7 @@ def examine(
     tolerance: float = 1e-6,
     group: str | None = None,
 ) -> GraphReport:
-    """Measure a graph for `show`; raises TopologyError, which names the components, if it is disconnected.
+    """Return the measures of a graph; raise TopologyError, which names the components, if it is disconnected.
 
     rule: how a peer weights what it sends; the rule of a swarm on this graph if left out.
     group: the node attribute that colours peers.
@@ -101,7 +102,7 @@ def write_with_picture(
 ) -> list[Path]:
     """Write a record as NAME.json and the picture drawn from that file; return the files."""
     make_folder(folder)
-    write_json(folder / f"{name}.json", finite(record))
+    write_json(folder / f"{name}.json", without_infinities(record))
     return [folder / f"{name}.json", *redraw(folder, name, draw)]
 
 
@@ -111,13 +112,14 @@ def redraw(folder: Path, name: str, draw: Callable[[dict[str, Any]], Figure]) ->
 
 
 def number(value: float) -> str:
-    """Format a number for a table: four digits, or no decimals if it is large; "never" for infinity."""
+    """Return a number as text for a table: four digits, or no decimals if large; "never" for infinity."""
     if not isfinite(value):
         return "never"
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 
 def _size_rows(topology: SwarmGraph, graph_facts: Facts) -> list[tuple[str, str]]:
+    """Return the rows about peers and links."""
     links = f"{graph_facts.links:,} {'one-way' if graph_facts.directed else 'two-way'}"
     degrees = f"{graph_facts.least_degree} to {graph_facts.most_degree}, mean {graph_facts.mean_degree:.3g}"
     return [
@@ -128,16 +130,18 @@ def _size_rows(topology: SwarmGraph, graph_facts: Facts) -> list[tuple[str, str]
 
 
 def _rate_rows(graph_facts: Facts, rule: Rule) -> list[tuple[str, str]]:
+    """Return the rows about the speed of gossip on a fixed graph."""
     return [
         ("weights", rule),
         ("spectral gap", f"{graph_facts.gap:.6g}"),
-        ("error per exchange", f"× {graph_facts.second:.6g}"),
+        ("error per exchange", f"× {graph_facts.rate:.6g}"),
         (f"exchanges to {graph_facts.tolerance:g}", number(graph_facts.exchanges)),
         ("messages until then", number(graph_facts.messages)),
     ]
 
 
 def _time_rows(topology: SwarmGraph, rule: Rule, tolerance: float) -> list[tuple[str, str]]:
+    """Return the rows about the speed of gossip on a graph that changes over time."""
     pace, period = topology.pace(rule, tolerance), topology.schedule.period
     rate = "exact after one period" if pace.exact_after else f"× {pace.rate:.6g} over a period"
     return [
@@ -149,6 +153,7 @@ def _time_rows(topology: SwarmGraph, rule: Rule, tolerance: float) -> list[tuple
 
 
 def _shape_rows(graph_facts: Facts, labels: Mapping[int, str]) -> list[tuple[str, str]]:
+    """Return the rows about distances and about links and peers whose loss splits the graph."""
     bridges, cut_peers = graph_facts.cut_edges, graph_facts.bridge_peers
     return [
         ("effective diameter", f"{graph_facts.effective_diameter:.3g} hops for 90 % of pairs"),
@@ -163,6 +168,7 @@ def _shape_rows(graph_facts: Facts, labels: Mapping[int, str]) -> list[tuple[str
 
 
 def _model_row(model: str, measured: Facts) -> tuple[str, ...]:
+    """Return the row of a partial model; see MODEL_HEADER."""
     return (
         model, str(measured.peers), str(measured.links), f"{measured.gap:.4g}",
         number(measured.exchanges), str(len(measured.cut_edges)), str(len(measured.bridge_peers)),
@@ -172,6 +178,7 @@ def _model_row(model: str, measured: Facts) -> tuple[str, ...]:
 def _record(
     topology: SwarmGraph, graph_facts: Facts, rule: Rule, group: str | None
 ) -> dict[str, Any]:
+    """Return the content of `topology.json`, from which the picture is drawn."""
     graph = topology.graph
     nodes = sorted(graph.nodes)
     index = {node: i for i, node in enumerate(nodes)}
@@ -202,31 +209,34 @@ def _record(
     return record
 
 
-def finite(value: Any) -> Any:
-    """Replace infinities and NaN by None, since JSON has none; None stands for "never"."""
+def without_infinities(value: Any) -> Any:
+    """Return plain data with None for infinities and NaN, which JSON does not have; None means "never"."""
     if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
+        return {key: without_infinities(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
+        return [without_infinities(item) for item in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def figure_of(record: dict[str, Any]) -> Figure:
     """Draw a graph's map; for large graphs also its degrees and errors."""
     count = len(record["places"])
-    large = count >= SUMMARY_PEERS
+    is_large = count >= SUMMARY_PEERS
     graph_map = map_of(record)
-    drawn = len(graph_map.links)
+    drawn_links = len(graph_map.links)
     measured = record["facts"]
-    notes = [f"{drawn:,} of {measured['links']:,} links drawn"] if drawn < measured["links"] else []
-    if count > MOST_LABELS:
-        notes.append(f"more than {MOST_LABELS} peers are not numbered")
+    notes = []
+    if drawn_links < measured["links"]:
+        notes.append(f"{drawn_links:,} of {measured['links']:,} links drawn")
+    if count > MAX_LABELS:
+        notes.append(f"more than {MAX_LABELS} peers are not numbered")
     width, height = page_size(graph_map, 8.2)
     height += 0.2 if notes else 0.0
-    inches = (11.5, max(height, 6.0)) if large else (width, height)
+    inches = (11.5, max(height, 6.0)) if is_large else (width, height)
     figure = Figure(figsize=inches, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(2, 2 if large else 1, width_ratios=[2.2, 1] if large else [1])
+    width_ratios = [2.2, 1] if is_large else [1]
+    grid = figure.add_gridspec(2, len(width_ratios), width_ratios=width_ratios)
     axes = figure.add_subplot(grid[:, 0])
     draw_map(axes, graph_map)
     size = f"{count:,} peers, {measured['links']:,} links"
@@ -234,7 +244,7 @@ def figure_of(record: dict[str, Any]) -> Figure:
     pace = f"gap {measured['gap']:.4g}, {exchanges}"
     subtitle = f"{size} in all its steps" if record["changes"] else f"{size}, {pace}"
     figure.suptitle(f"{textwrap.shorten(record['name'], 70)}\n{subtitle}", fontsize=12)
-    if large:
+    if is_large:
         _draw_degrees(figure.add_subplot(grid[0, 1]), record)
         _draw_errors(figure.add_subplot(grid[1, 1]), record)
     if notes:
@@ -243,9 +253,9 @@ def figure_of(record: dict[str, Any]) -> Figure:
 
 
 def map_of(record: dict[str, Any]) -> Map:
-    """Return the map that a `topology.json` describes, with at most MOST_DRAWN_LINKS links."""
+    """Return the map that a `topology.json` describes, with at most MAX_DRAWN_LINKS links."""
     links = [(u, v) for u, v in record["links"]]
-    step = -(-len(links) // MOST_DRAWN_LINKS)
+    step = ceil(len(links) / MAX_DRAWN_LINKS)
     measured = record["facts"]
     return Map(
         positions=np.array(record["places"]),
@@ -254,21 +264,22 @@ def map_of(record: dict[str, Any]) -> Map:
         directed=record["directed"],
         labels=record["labels"],
         groups=record["groups"],
-        bridges=_as_drawn(links, measured["cut_edges"]),
+        bridges=_in_drawn_order(links, measured["cut_edges"]),
         cut_peers=frozenset(measured["bridge_peers"]),
-        added=_as_drawn(links, record["added"]),
+        added=_in_drawn_order(links, record["added"]),
     )
 
 
-def _as_drawn(
-    links: Sequence[tuple[int, int]], some: Sequence[Sequence[int]]
+def _in_drawn_order(
+    links: Sequence[tuple[int, int]], marked: Sequence[Sequence[int]]
 ) -> frozenset[tuple[int, int]]:
-    """Return those of `links` that `some` lists, in either direction."""
-    listed = {tuple(link) for link in some}
+    """Return those of `links` that `marked` lists, in either direction, each as it is in `links`."""
+    listed = {tuple(link) for link in marked}
     return frozenset(link for link in links if link in listed or link[::-1] in listed)
 
 
 def _draw_degrees(axes: Any, record: dict[str, Any]) -> None:
+    """Draw how many peers have how many links."""
     degrees = np.array(record["degrees"])
     low, high = int(degrees.min()), int(degrees.max())
     edges = np.arange(low - 0.5, high + 1.5, max(1, (high - low) // 40))
@@ -281,12 +292,13 @@ def _draw_degrees(axes: Any, record: dict[str, Any]) -> None:
 
 
 def _draw_errors(axes: Any, record: dict[str, Any]) -> None:
+    """Draw the measured and the predicted error by exchange."""
     logs = [x for x in record["log_errors"] if x is not None]
-    second = 1.0 - record["facts"]["gap"]
+    rate = 1.0 - record["facts"]["gap"]
     steps = np.arange(len(logs))
     axes.semilogy(steps, np.exp(logs), color=BLUE, label="measured, random start")
     axes.semilogy(
-        steps, np.maximum(second, 1e-300) ** steps, color=GREY, linestyle="--",
+        steps, np.maximum(rate, 1e-300) ** steps, color=GREY, linestyle="--",
         label="predicted, slowest start",
     )  # fmt: skip
     axes.set(title="disagreement", xlabel="exchange", ylabel="as a share of the first")
@@ -296,7 +308,7 @@ def _draw_errors(axes: Any, record: dict[str, Any]) -> None:
 
 # --- stress ---------------------------------------------------------------------------------------
 
-MOST_STRESSED_PEERS = 2000
+MAX_STRESSED_PEERS = 2000
 """The largest graph that `stress` takes: beyond it, removing peers and links in all ways takes too long."""
 CHURN = (("1 % of peers leave per exchange", 0.01, 0.0), ("5 % leave", 0.05, 0.0),
          ("20 % leave", 0.2, 0.0), ("10 % of links fail", 0.0, 0.1),
@@ -339,16 +351,17 @@ def stress(
     seed: int = 0,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Stress:
-    """Remove peers and links in all ways, add churn and delay, and say what splits or slows gossip most.
+    """Simulate losses of peers and links, churn and delay; return what splits or slows gossip most.
 
-    rule: how a peer weights what it sends; the rule of a swarm on this graph if left out.
+    rule: how a peer weights what it sends; the rule of a swarm on this graph if left out. on_step: is called
+    with the name of each simulation before it begins.
     """
     graph, rule = topology.graph, rule or topology.rule
     if topology.changing:
         raise TopologyError(f"{topology.name} changes over time: stress takes only a fixed graph")
-    if len(graph) > MOST_STRESSED_PEERS:
+    if len(graph) > MAX_STRESSED_PEERS:
         raise TopologyError(
-            f"{len(graph)} peers: stress takes at most {MOST_STRESSED_PEERS}; use a smaller graph from the "
+            f"{len(graph)} peers: stress takes at most {MAX_STRESSED_PEERS}; use a smaller graph from the "
             "same builder"
         )
     if len(graph) < 3:
@@ -360,16 +373,20 @@ def stress(
         on_step(f"worst {kind}")
         losses.append(worst_loss(graph, kind, rule=rule, tolerance=tolerance))
     on_step("churn")
-    slowdowns = _churn(topology, rule, seed)
+    slowdowns = _churn_slowdowns(topology, rule, seed)
     on_step("delay")
-    slowdowns += _delay(topology, rule, seed)
+    slowdowns += _delay_slowdowns(topology, rule, seed)
     exchanges = losses[0].points[0].exchanges  # the first point has lost nothing
     verdict = _verdict(topology, losses, slowdowns)
     links = graph.number_of_edges()
     return Stress(topology.name, len(graph), links, exchanges, losses, slowdowns, verdict)
 
 
-def _churn(topology: SwarmGraph, rule: Rule, seed: int, exchanges: int = 120) -> list[Slowdown]:
+def _churn_slowdowns(
+    topology: SwarmGraph, rule: Rule, seed: int, exchanges: int = 120
+) -> list[Slowdown]:
+    """Return how much longer gossip takes under each kind of CHURN, by simulations of `exchanges`
+    exchanges."""
     graph = topology.graph
     undisturbed = log_errors(mixing_matrix(graph, rule), exchanges, seed=seed)
     end = _last_measured(undisturbed)
@@ -380,7 +397,7 @@ def _churn(topology: SwarmGraph, rule: Rule, seed: int, exchanges: int = 120) ->
         )
         schedule = churn(graph, events)
         disturbed = log_errors(lambda step, s=schedule: s.matrix(step, rule), exchanges, seed=seed)
-        # exchanges until the error is as small as without churn; extrapolated if it never is
+        # The exchanges until the error is as small as without churn, extrapolated if it never is.
         as_small = np.flatnonzero(disturbed <= undisturbed[end])
         if as_small.size:
             needed = float(as_small[0])
@@ -391,12 +408,13 @@ def _churn(topology: SwarmGraph, rule: Rule, seed: int, exchanges: int = 120) ->
 
 
 def _last_measured(logs: Any) -> int:
-    """The last exchange with an error above a millionth: rounding does not affect it yet."""
+    """Return the last exchange with an error above a millionth, which rounding does not affect yet."""
     measurable = np.flatnonzero(np.isfinite(logs) & (logs > np.log(1e-6)))
     return max(int(measurable[-1]), 1)
 
 
-def _delay(topology: SwarmGraph, rule: Rule, seed: int) -> list[Slowdown]:
+def _delay_slowdowns(topology: SwarmGraph, rule: Rule, seed: int) -> list[Slowdown]:
+    """Return how much longer gossip takes with each of DELAYS, as predicted."""
     undelayed = predicted_exchanges(spectral_gap(mixing_matrix(topology.graph, rule)))
     slowdowns = []
     for longest in DELAYS:
@@ -407,6 +425,7 @@ def _delay(topology: SwarmGraph, rule: Rule, seed: int) -> list[Slowdown]:
 
 
 def _verdict(topology: SwarmGraph, losses: Sequence[Loss], slowdowns: Sequence[Slowdown]) -> str:
+    """Return two sentences: which loss splits the swarm first, and what slows it most."""
     splitting = [loss for loss in losses if loss.first_split is not None]
     sentences = []
     if splitting:
@@ -415,7 +434,7 @@ def _verdict(topology: SwarmGraph, losses: Sequence[Loss], slowdowns: Sequence[S
         count = round((loss.first_split or 0.0) * total)
         noun = loss.kind[:-1] if count == 1 else loss.kind
         sentences.append(
-            f"Splits first by losing {_HOW[loss.how]} {loss.kind}: {count} {noun} of {total} "
+            f"Splits first by losing {_HOW_IN_WORDS[loss.how]} {loss.kind}: {count} {noun} of {total} "
             f"{'splits' if count == 1 else 'split'} the swarm{_separated_peers(topology, loss)}."
         )
     else:
@@ -428,6 +447,7 @@ def _verdict(topology: SwarmGraph, losses: Sequence[Loss], slowdowns: Sequence[S
 
 
 def _separated_peers(topology: SwarmGraph, loss: Loss) -> str:
+    """Return which peers are disconnected after the first removals of an attack, as the end of a sentence."""
     if not loss.first:
         return ""
     labels = topology.labels
@@ -442,17 +462,18 @@ def _separated_peers(topology: SwarmGraph, loss: Loss) -> str:
 
 
 def _times(factor: float) -> str:
+    """Return a factor as text: `2 times`."""
     return "infinitely" if not isfinite(factor) else f"{factor:.3g} times"
 
 
 LOSS_HEADER = [
     "lost", "splits at", "connected at 10 %", "30 %", "50 %", "exchanges at 10 %", "30 %",
 ]  # fmt: skip
-_HOW = {"random": "random", "worst": "the worst"}
+_HOW_IN_WORDS = {"random": "random", "worst": "the worst"}
 
 
 def loss_rows(results: Stress) -> list[tuple[str, ...]]:
-    """The table of losses: a row for random and for worst losses of peers and of links."""
+    """Return the table of losses: a row for random and for worst losses of peers and of links."""
     table = []
     for loss in results.losses:
         points = {point.share: point for point in loss.points}
@@ -477,8 +498,8 @@ def figure_of_stress(record: dict[str, Any]) -> Figure:
             "color": COLOURS[index], "marker": MARKERS[index], "markersize": 5, "linewidth": 1.6,
         }  # fmt: skip
         connected.plot(x, [100 * p["whole"] for p in loss["points"]], **style)
-        by = f" (by {loss['attack']})" if loss["attack"] else ""
-        label = f"{loss['how']} {loss['kind']}{by}"
+        attack = f" (by {loss['attack']})" if loss["attack"] else ""
+        label = f"{loss['how']} {loss['kind']}{attack}"
         y = [p["exchanges"] if p["exchanges"] is not None else np.nan for p in loss["points"]]
         pace.plot(x, y, label=label, **style)
     connected.set(title="still connected", xlabel="% lost",
@@ -487,10 +508,10 @@ def figure_of_stress(record: dict[str, Any]) -> Figure:
     slowdowns = record["slowdowns"]
     largest = max([s["factor"] for s in slowdowns if s["factor"] is not None], default=1.0)
     for row, slowdown in enumerate(reversed(slowdowns)):
-        never = slowdown["factor"] is None
-        length = 1.2 * largest if never else slowdown["factor"]
-        slow.barh(row, length, color=GREY if never else SKY_BLUE, height=0.65)
-        text = "never" if never else f"× {slowdown['factor']:.3g}"
+        is_infinite = slowdown["factor"] is None
+        length = 1.2 * largest if is_infinite else slowdown["factor"]
+        slow.barh(row, length, color=GREY if is_infinite else SKY_BLUE, height=0.65)
+        text = "never" if is_infinite else f"× {slowdown['factor']:.3g}"
         slow.text(length + 0.02 * largest, row, text, va="center", fontsize=9)
     slow.set_yticks(range(len(slowdowns)), [s["trouble"] for s in reversed(slowdowns)], fontsize=9)
     slow.axvline(1, color="#444444", linewidth=0.8, linestyle=":")

@@ -1,6 +1,7 @@
 """Builds the graph of a swarm from a config's `topology` or from a GRAPH argument of the command line.
 
-Live peers and the arena both use this module, so that a config has the same graph in both.
+Live peers and the arena both use this module, so that a config has the same graph in both, and both refuse a
+config that does not suit steady gossip or robust means before they train.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
+from ...gossip import FANOUT, needed_neighbours
 from ...peer import NeighbourSettings
 from ...topology import (
     BUILDERS,
@@ -45,19 +47,25 @@ if TYPE_CHECKING:
     from ..arena import Gossip
 
 
-PUSHES: int = NeighbourSettings.model_fields["exchanges"].default
+DEFAULT_PUSHES: int = NeighbourSettings.model_fields["exchanges"].default
 """Pushes of an async peer after each round if the config has no `exchanges`."""
 
-WINDOW = 64
-"""Steps over which a schedule without a period is measured."""
 
-PEERS = 16
+def pushes_of(config: Config) -> int:
+    """Return how many neighbours a peer sends to after a round in async and steady mode."""
+    return config.gossip.exchanges or (FANOUT if config.gossip.mode == "steady" else DEFAULT_PUSHES)
+
+
+WINDOW = 64
+"""The number of steps over which a schedule without a period is measured."""
+
+DEFAULT_PEERS = 16
 """Peers of a graph that a builder makes, if no number is given."""
 
 GROUP_KEYS = ("group", "club", "community", "block")
 """Node attributes that name a peer's group; the first that a graph has is used."""
 
-NOTHING_ADDED = Bridging((), True)
+NO_LINKS_ADDED = Bridging((), True)
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class SwarmGraph:
     graph: nx.Graph
     changing: Schedule | None = None
     models: Members = field(default_factory=dict)
-    added: Bridging = NOTHING_ADDED
+    added: Bridging = NO_LINKS_ADDED
     rule: Rule = "push"
 
     @cached_property
@@ -96,7 +104,7 @@ class SwarmGraph:
         }
 
     def messages(self) -> float:
-        """Messages that all peers together send in one exchange, on average over all steps."""
+        """Return how many messages all peers together send in one exchange, on average over all steps."""
         graphs = [self.schedule.graph(step) for step in range(self.steps)]
         return sum(g.number_of_edges() * (1 if g.is_directed() else 2) for g in graphs) / self.steps
 
@@ -105,14 +113,14 @@ class SwarmGraph:
         return predict_pace(self.schedule, rule or self.rule, tolerance, self.steps)
 
     def exchanges(self, config: Config, tolerance: float | None = None) -> int:
-        """Exchanges per averaging: those of the config, else those predicted for the slowest partial model.
+        """Return the number of exchanges per averaging: the config's, or as predicted for the slowest model.
 
-        tolerance: that of the config if left out.
+        tolerance: by default that of the config. Raises TopologyError if peers on this graph never agree.
         """
         if config.gossip.exchanges is not None:
             return config.gossip.exchanges
-        if config.gossip.mode == "async":
-            return PUSHES
+        if config.gossip.paced:
+            return pushes_of(config)
         tolerance = tolerance or config.gossip.tolerance
         paces = (
             predict_pace(self.schedule.restricted_to(peers), self.rule, tolerance, self.steps)
@@ -121,8 +129,8 @@ class SwarmGraph:
         exchanges = max((pace.exchanges for pace in paces), default=1.0)
         if not isfinite(exchanges):
             raise TopologyError(
-                f"under the rule {self.rule} the peers' disagreement on this graph never falls to "
-                f"{tolerance:g} of its start: set the number of exchanges, by exchanges in [gossip]"
+                f"with the rule {self.rule} the peers' disagreement on this graph never falls to "
+                f"{tolerance:g} of its first value: set the number of exchanges, by exchanges in [gossip]"
             )
         return ceil(exchanges)
 
@@ -147,7 +155,7 @@ def swarm_graph(config: Config, models: Members, source: str = "config") -> Swar
             f"{source}: key 'topology': in server mode peers exchange only with servers; leave it out"
         )
     folder = Path(source).parent
-    with _error_context(source, "topology"), beside(folder):
+    with _error_context(source, "topology"), importing_from(folder):
         topology = _swarm_graph(config, complete_path(config.topology, folder), models)
     if config.gossip.rule != "push":
         with _error_context(source, "gossip.rule"):
@@ -206,7 +214,8 @@ def print_graph_notes(
     hint: how the weights could be used. rule: the swarm's rule if left out. named: whether each line begins
         with the graph's name.
     """
-    rule, lines = rule or graph.rule, []
+    rule = rule or graph.rule
+    lines: list[str] = []
     if graph.added.edges:
         lines.append(describe_bridging(graph.added, graph.labels))
     if not graph.changing and rule != "edges" and has_weights(graph.graph):
@@ -218,11 +227,11 @@ def print_graph_notes(
 
 
 def describe_bridging(added: Bridging, labels: Mapping[int, str] | None = None) -> str:
-    """Say in one line which links bridging added, and whether they are the fewest possible."""
+    """Return a line that says which links bridging added, and whether they are the fewest possible."""
     links = name_links(added.edges, labels, limit=len(added.edges))
     count = f"{len(added.edges)} link{'s' * (len(added.edges) != 1)}"
-    proof = "the fewest possible" if added.least else "perhaps not the fewest: too many to try"
-    return f"bridged: {count} added to connect partial models ({proof}): {links}"
+    note = "the fewest possible" if added.least else "perhaps not the fewest: too many to try"
+    return f"bridged: {count} added to connect partial models ({note}): {links}"
 
 
 def complete_path(spec: Spec, folder: Path) -> Spec:
@@ -239,26 +248,31 @@ def complete_path(spec: Spec, folder: Path) -> Spec:
 
 
 @contextmanager
-def beside(folder: Path) -> Iterator[None]:
-    """Within the context, modules can be imported from `folder` and from the working directory."""
-    added = [str(folder.resolve()), str(Path.cwd())]
-    sys.path[:0] = added
+def importing_from(folder: Path) -> Iterator[None]:
+    """Return a context in which modules can be imported from `folder` and from the working directory."""
+    paths = [str(folder.resolve()), str(Path.cwd())]
+    sys.path[:0] = paths
     try:
         yield
     finally:
-        for path in added:
+        for path in paths:
             sys.path.remove(path)
 
 
 def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
+    """Return the graph of a spec, as `swarm_graph` describes it; raise TopologyError if it does not fit."""
     builder = "" if isinstance(spec, nx.Graph | Path) else parse(spec)[0]
     if builder in SCHEDULES:
         if config.bridge:
-            raise TopologyError(f"{builder} changes over time: it cannot be bridged; drop 'bridge'")
-        topology = _changing(config.name, build_schedule(spec, config.peers, config.seed))
+            raise TopologyError(
+                f"{builder} changes over time, so no links can be added to it; leave out 'bridge'"
+            )
+        topology = _from_schedule(config.name, build_schedule(spec, config.peers, config.seed))
         require_models_connected(topology.graph, models)
     else:
-        graph, added = _bridged(build(spec, config.peers, config.seed), models, config.bridge)
+        graph, added = _bridge_if_asked(
+            build(spec, config.peers, config.seed), models, config.bridge
+        )
         try:
             require_models_connected(graph, models)
         except TopologyError as error:
@@ -267,25 +281,28 @@ def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
     return replace(topology, models=models, rule=config.gossip.rule)
 
 
-def _changing(name: str, schedule: Schedule) -> SwarmGraph:
+def _from_schedule(name: str, schedule: Schedule) -> SwarmGraph:
+    """Return the graph of a topology that changes over time."""
     return SwarmGraph(name, schedule.union(0, schedule.period or WINDOW), schedule)
 
 
-def _bridged(graph: nx.Graph, models: Members, bridging: bool) -> tuple[nx.Graph, Bridging]:
-    added = bridge(graph, models) if bridging else NOTHING_ADDED
+def _bridge_if_asked(graph: nx.Graph, models: Members, bridging: bool) -> tuple[nx.Graph, Bridging]:
+    """Return the graph, with links added that connect the peers of every model if `bridging`, and these."""
+    added = bridge(graph, models) if bridging else NO_LINKS_ADDED
     return (bridged(graph, added) if added.edges else graph), added
 
 
 def name_links(
     links: Iterable[tuple[int, int]], labels: Mapping[int, str] | None = None, limit: int = 8
 ) -> str:
-    """List links for a table or message: `0–4, 3–7`; if there are more than `limit`, only the first.
+    """Return links as text for a table or message: `0–4, 3–7`; at most `limit`, and how many more there are.
 
     labels: the labels of peers that have one; other peers are numbered.
     """
     ordered, names = sorted(links), labels or {}
+    shown = ", ".join(f"{names.get(u, u)}–{names.get(v, v)}" for u, v in ordered[:limit])
     more = f", … {len(ordered) - limit} more" if len(ordered) > limit else ""
-    return ", ".join(f"{names.get(u, u)}–{names.get(v, v)}" for u, v in ordered[:limit]) + more
+    return shown + more
 
 
 # --- the GRAPH argument of the command line ---------------------------------------------------------
@@ -299,8 +316,10 @@ def load_graph(
     bridging: bool = False,
     check_connected: bool = True,
 ) -> SwarmGraph:
-    """The graph that `text` names: `regular:4`, `club.graphml`, `networkx:karate_club_graph`, a config.
+    """Return the graph that `text` names.
 
+    text: as `topology` in a config (`regular:4`, `club.graphml`, `networkx:karate_club_graph`), or the path
+        of a config (`swarm.toml`).
     peers: the number of peers that a builder makes (16 if left out); files, functions without such a
         parameter and configs determine their own number.
     bridging: whether links are added to connect a disconnected graph.
@@ -309,11 +328,11 @@ def load_graph(
     if text.endswith(".toml"):
         topology = _from_config(Path(text))
     elif (builder := parse(text)[0]) in SCHEDULES:
-        topology = _changing(text, build_schedule(text, peers or PEERS, seed))
+        topology = _from_schedule(text, build_schedule(text, peers or DEFAULT_PEERS, seed))
     else:
-        with beside(Path.cwd()):
-            graph = build(text, (peers or PEERS) if builder in BUILDERS else peers, seed)
-        graph, added = _bridged(graph, {"everybody": list(graph)}, bridging)
+        with importing_from(Path.cwd()):
+            graph = build(text, (peers or DEFAULT_PEERS) if builder in BUILDERS else peers, seed)
+        graph, added = _bridge_if_asked(graph, {"everybody": list(graph)}, bridging)
         name = Path(text.removeprefix("file:")).name if builder == "file" else text
         if check_connected:
             try:
@@ -327,6 +346,7 @@ def load_graph(
 
 
 def _from_config(path: Path) -> SwarmGraph:
+    """Return the graph of a swarm's config file."""
     from ..build import Swarm, shared_models  # imports torch, which other graphs do not need
 
     config = load_config(path)
@@ -338,7 +358,9 @@ def _from_config(path: Path) -> SwarmGraph:
 
 
 def groups_of(topology: SwarmGraph, key: str | None = None) -> dict[int, str]:
-    """Each peer's group: by a node attribute, or by the semi-local models that it implements.
+    """Return each peer's group: by a node attribute, or by the semi-local models that it has.
+
+    The result is empty if there are no groups.
 
     key: the node attribute; if left out, the first of GROUP_KEYS that some peer has.
     """
@@ -366,3 +388,139 @@ def graph_of(config: Config, models: Members, source: str = "config") -> nx.Grap
         return None
     print_graph_notes(topology)
     return None if topology.changing else topology.graph
+
+
+# --- steady gossip and robust means: which keys and graphs suit them --------------------------------
+
+NAMED = 8
+"""The most peers that a message names."""
+
+
+def steady_graph(config: Config, models: Members, source: str = "config") -> nx.Graph:
+    """Return the graph on which peers exchange values; complete if the config has no topology.
+
+    models: the peers of each shared partial model. Raises ConfigError for what steady gossip cannot do.
+    """
+    topology = swarm_graph(config, models, source)
+    check_steady(config, topology, models, source)
+    return nx.complete_graph(config.peers) if topology is None else topology.graph
+
+
+def check_steady(
+    config: Config, topology: SwarmGraph | None, models: Members, source: str = "config"
+) -> None:
+    """Raise ConfigError for keys, and for graphs, that steady gossip cannot work with.
+
+    Peers with too few neighbours to withstand a hostile one, if `gossip.hostile` is left to the peers, are
+    named on the terminal. models: the peers of each shared partial model; all peers if empty.
+    """
+    _refuse_keys(config, source)
+    if topology is not None:
+        _refuse_graph(topology, source)
+    graph = nx.complete_graph(config.peers) if topology is None else topology.graph
+    _check_neighbours(config, graph, models or {"": range(config.peers)}, source)
+
+
+def _refuse_keys(config: Config, source: str) -> None:
+    refused = {
+        "gossip.compress": (
+            config.gossip.compress is not None,
+            "a compressor's error stays with weight, and values have none; leave it out, or set dtype = "
+            '"float16"',
+        ),
+        "gossip.drift": (
+            config.gossip.drift is not None,
+            "neighbours judge values by the last ones that they saw; leave it out",
+        ),
+        "gossip.fraction": (
+            config.gossip.fraction is not None,
+            "no weight is given away; leave it out",
+        ),
+        "gossip.rule": (config.gossip.rule != "push", "no weight is given away; leave it out"),
+        "weights": (
+            config.weights == "samples",
+            "members could claim any number of samples, so every peer counts once; leave it out",
+        ),
+        "sharing": (
+            config.sharing == "auto",
+            "one hostile member could decide what all share; name the partial models",
+        ),
+        "models": (
+            any(model.matching != "none" for model in config.models),
+            "cells are matched by averages with weight; leave matching out",
+        ),
+        "network.trained": (
+            config.network.trained is not None,
+            "a network that was trained before is matched when it joins; leave it out",
+        ),
+    }
+    for key, (given, reason) in refused.items():
+        if given:
+            raise ConfigError(f"{source}: key {key!r}: not with gossip.mode = 'steady': {reason}")
+
+
+def check_robust(config: Config, source: str = "config") -> None:
+    """Raise ConfigError for keys that do not go with `gossip.robust`."""
+    gossip = config.gossip
+    refused = {
+        "gossip.robust": (gossip.paced, "it is for the modes rounds and server"),
+        "gossip.compress": (gossip.compress is not None, "values are combined without weight"),
+        "gossip.rule": (gossip.rule != "push", "values are combined without weight"),
+        "weights": (config.weights == "samples", "values are combined without weight"),
+        "sharing": (config.sharing == "auto", "one hostile member could decide what all share"),
+        "models": (
+            any(model.matching != "none" for model in config.models),
+            "cells are matched by averages with weight",
+        ),
+    }
+    for key, (given, reason) in refused.items():
+        if given:
+            raise ConfigError(
+                f"{source}: key {key!r}: not with gossip.robust = {gossip.robust!r} and mode = "
+                f"{gossip.mode!r}: {reason}; leave one of them out"
+            )
+
+
+def _refuse_graph(topology: SwarmGraph, source: str) -> None:
+    if topology.changing is not None:
+        raise ConfigError(
+            f"{source}: key 'topology': not with gossip.mode = 'steady': neighbours change before they are "
+            "known well enough to be judged; name a graph that does not change"
+        )
+    if topology.graph.is_directed():
+        raise ConfigError(
+            f"{source}: key 'topology': not with gossip.mode = 'steady': on a directed graph a peer cannot "
+            "choose whom it listens to; name an undirected one"
+        )
+
+
+def _check_neighbours(config: Config, graph: nx.Graph, models: Members, source: str) -> None:
+    """Raise ConfigError, or print a note, if peers have too few neighbours for `gossip.hostile`."""
+    hostile = config.gossip.hostile
+    needed = needed_neighbours(hostile)
+    few = few_neighbours(graph, models, needed)
+    if not few:
+        return
+    named = ", ".join(f"{peer} ({count})" for peer, count in list(few.items())[:NAMED])
+    named += f" and {len(few) - NAMED} more" * (len(few) > NAMED)
+    if hostile == "auto":
+        console.warn(
+            f"{source}: peers with fewer than {needed} neighbours do not withstand a hostile one among them: "
+            f"{named}; gossamer topology advise --hostile 1 --graph {source} names links to add"
+        )
+        return
+    raise ConfigError(
+        f"{source}: key 'gossip.hostile': to withstand {hostile} hostile neighbours a peer needs {needed}, "
+        f"and fewer have: {named}; lower it, or add links (gossamer topology advise --hostile {hostile} "
+        f"--graph {source})"
+    )
+
+
+def few_neighbours(graph: nx.Graph, models: Members, needed: int) -> dict[int, int]:
+    """Return the peers that have fewer neighbours than needed in some partial model, and how many."""
+    few: dict[int, int] = {}
+    for peers in models.values():
+        for peer, degree in nx.subgraph(graph, peers).degree:
+            if degree < needed:
+                few[peer] = min(degree, few[peer]) if peer in few else degree
+    return dict(sorted(few.items()))

@@ -5,6 +5,7 @@ The owner's folder of a swarm has
     owner.key       the owner's key, which signs invitations: keep it, and keep it secret
     authority/      the certificate authority of the broker
     broker/         what the broker needs: its certificate, users and permissions, and swarm.json
+    rules/, HOST/   for a cluster: its users and permissions, and what each of its nodes needs
     NAME.gossamer   one file for each device: secret, because it contains the device's key and password
 
 On the device the file is unpacked beside the device's results, each part into a file of its own.
@@ -13,6 +14,7 @@ On the device the file is unpacked beside the device's results, each part into a
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,11 +35,12 @@ from ...gossip.security import (
     read_secret,
     write_secret,
 )
-from ...peer import Authority, is_loopback, machine_names, write_rules
 from ..errors import ConfigError
 
 FORMAT: Final = "gossamer-enrolment"
 VERSION: Final = 1
+OBSERVER: Final = "observer"
+"""The user of the broker that may read what peers publish about themselves, and nothing else."""
 ENDING: Final = ".gossamer"
 
 
@@ -46,9 +49,11 @@ class Enrolment(BaseModel):
 
     identity: the device's private key. invitation: what admits it. owner: the owner's public key.
     ca: the certificate of the broker's authority; None without TLS. settings: keys of a device's file.
+
+    Keys that a later version has added are ignored. A key that is added after 1.0 needs a default.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     format: Literal["gossamer-enrolment"] = FORMAT
     version: int = VERSION
@@ -117,17 +122,37 @@ class Enrolment(BaseModel):
 class SwarmFolder:
     """The owner's folder of one swarm: see the top of this file.
 
-    url: the broker's, as devices reach it.
+    url: the broker's, as devices reach it; for a cluster, those of all its nodes, with commas between them.
     """
 
     def __init__(self, folder: Path, swarm: str, url: str) -> None:
         self.folder, self.swarm, self.url = folder, swarm, url
-        address = Address.parse(url)
-        if address.username is not None:
+        self._nodes = Address.parse_all(url)
+        self._address = self._nodes[0]
+        if any(each.username is not None for each in self._nodes):
             raise ConfigError("enrol: --broker: leave the user out; every device gets its own")
-        if address.transport != "tcp":
+        if any(each.transport != "tcp" for each in self._nodes):
             raise ConfigError("enrol: --broker: devices are enrolled for mqtts:// or mqtt://")
-        self._address = address
+        if self._is_cluster and len(self._nodes) not in (3, 5):
+            raise ConfigError(
+                f"enrol: --broker: a cluster has 3 or 5 nodes, not {len(self._nodes)}: then a majority stays "
+                "when one is lost"
+            )
+        if self._is_cluster and not self._address.tls:
+            raise ConfigError("enrol: --broker: the nodes of a cluster use TLS; write mqtts://")
+        if len({each.port for each in self._nodes}) > 1:
+            raise ConfigError(
+                "enrol: --broker: the nodes of a cluster listen on one port; give the same"
+            )
+
+    @property
+    def _is_cluster(self) -> bool:
+        return len(self._nodes) > 1
+
+    @property
+    def _rules_folder(self) -> Path:
+        """The folder with the broker's users, permissions and passwords."""
+        return self.folder / "rules" if self._is_cluster else self.broker_folder
 
     @property
     def broker_folder(self) -> Path:
@@ -143,6 +168,8 @@ class SwarmFolder:
         settings: dict[str, Any],
     ) -> list[Path]:
         """Write one file for each device, and the broker's users; return the paths of the files."""
+        from ...peer import write_cluster, write_rules  # they load what a device does not need
+
         described = self._described()
         names: dict[str, str] = dict(described.get("peers", {}))
         for label in labels:
@@ -158,7 +185,13 @@ class SwarmFolder:
         owner, ca = self._owner(), self._certificates()
         identities = [Identity.generate(label) for label in labels]
         names |= {each.label: each.name for each in identities}
-        rules = write_rules(self.broker_folder, self.swarm, names.values())
+        if self._is_cluster:
+            hosts = [each.host for each in self._nodes]
+            write_cluster(
+                self.folder, hosts, port=self._address.port, swarm=self.swarm, peers=names.values(),
+                observers=[OBSERVER],
+            )  # fmt: skip
+        rules = write_rules(self._rules_folder, self.swarm, names.values(), observers=[OBSERVER])
         written = []
         for identity in identities:
             invitation = invite(
@@ -178,7 +211,28 @@ class SwarmFolder:
         return written
 
     def next_steps(self) -> list[str]:
-        """Return what to do next: where the broker runs, and with which command."""
+        """Return what to do next: where the broker runs, with which command, and how to look at the swarm."""
+        return [*self._broker_steps(), f"look at it: {self.status_command()}"]
+
+    def status_command(self) -> str:
+        """Return the command that shows the swarm, as a broker's user that may only read."""
+        words = ["gossamer", "status", self.url.replace("://", f"://{OBSERVER}@"), self.swarm]
+        words += ["--password-file", str(self._rules_folder / "secrets" / OBSERVER)]
+        if self._address.tls:
+            words += ["--ca", str(self.folder / "authority" / "ca.pem")]
+        words += ["--owner", public_text(self._owner().public)]
+        return shlex.join(words)
+
+    def _broker_steps(self) -> list[str]:
+        from ...peer import is_loopback, machine_names
+
+        if self._is_cluster:
+            return [
+                f"{host}: run  scp -rp {node} {host}:  and there, in {node.name}, nats-server -c nats.conf; "
+                "one that runs reads its users again after nats-server --signal reload"
+                for host in (each.host for each in self._nodes)
+                for node in [self.folder / host.replace(":", "-")]
+            ]
         start = f"gossamer broker --enrolled {self.folder}"
         if is_loopback(self._address.host) or self._address.host in machine_names():
             return [f"broker: a running one reads its users again by itself; else run {start}"]
@@ -202,6 +256,7 @@ class SwarmFolder:
         return described
 
     def _describe(self, names: dict[str, str]) -> None:
+        self.broker_folder.mkdir(exist_ok=True)
         text = json.dumps({"swarm": self.swarm, "broker": self.url, "peers": names}, indent=1)
         write_atomically(self.broker_folder / "swarm.json", text + "\n")
 
@@ -216,7 +271,11 @@ class SwarmFolder:
         """Issue the broker's certificate if it needs one; return the authority's, None without TLS."""
         if not self._address.tls:
             return None
+        from ...peer import Authority
+
         authority = Authority.open(self.folder / "authority")
+        if self._is_cluster:  # write_cluster issues those of the nodes
+            return authority.certificate.read_text("utf-8")
         if authority.why_renew_server([self._address.host]):
             authority.issue_server([self._address.host])
         self.broker_folder.mkdir(exist_ok=True)

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,16 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from gossamer.files import RecordFile
+
 from ...gossip.compress import Traffic
-from ...models import Gain, SwarmGain, norm_layers
-from ...models.sharing import Assignment, SharingReport
+from ...models import Gain, SgdLearner, SwarmGain, norm_layers
+from ...models.sharing import MIN_PEERS, Assignment, SharingReport, untrained_text
 from ...peer import (
     Broker,
     BrokerAddress,
     LocalSwarm,
     PeerError,
-    RecordFile,
     SwarmSpec,
     broker_kind,
     is_record,
@@ -47,6 +48,7 @@ from ..results import (
     read_records,
     write_json,
 )
+from .hosts import Part
 from .layout import SwarmLayout
 
 Record = dict[str, Any]
@@ -72,6 +74,8 @@ class Outcome:
     """Message counts with compression and skipped pushes, summed over all peers and models."""
     gain: SwarmGain | None = None
     """What peers gain by taking part, by the peers that have a lone twin; None if there are none."""
+    decided: list[str] = field(default_factory=list)
+    """What peers have decided about their sharing, a sentence each."""
 
     @property
     def bytes(self) -> int:
@@ -107,21 +111,31 @@ def run_live(
     source: str = "config",
     quiet: bool = False,
     watch: bool = False,
+    log_json: bool = False,
     on_planned: Callable[[], None] = lambda: None,
+    peers: Sequence[int] | None = None,
 ) -> Outcome:
     """Run a config as a live swarm of processes and return its results.
 
     folder: where results are written. Must be new or empty, except for the keys in `trust`: peers would
         resume from the checkpoints of another run.
     watch: serve a page of the swarm while it runs, and print its address.
+    log_json: write the peers' log lines as JSON objects.
     on_planned: called after the config was checked, before the first results are written.
+    peers: the indices of the peers that run here; all others run on other hosts (see hosts.py).
 
     If the metrics cannot be written, for example because the disk is full, the swarm still runs to its end;
     then this raises a ConfigError.
     """
     layout = SwarmLayout(config, source, Swarm(config, source))
-    spec = layout.plan(folder, broker)
+    spec, part = replace(layout.plan(folder, broker), log_json=log_json), None
+    if peers is not None:
+        part = Part(config, spec.swarm, spec.broker, peers)
+        spec = replace(spec, peers=[spec.peers[index] for index in peers])
+        part.announce()
     on_planned()
+    if config.sharing == "auto":
+        _warn_about_deciding(config, layout.swarm)
     if (folder / "config.json").exists():
         raise ConfigError(f"{folder}: holds the results of another swarm; name another folder")
     write_json(make_folder(folder) / "config.json", config.model_dump(mode="json"))
@@ -147,14 +161,25 @@ def run_live(
         live = Live(board.table(), console=console.err, refresh_per_second=4)
         try:
             with contextlib.nullcontext() if quiet else live:
-                asyncio.run(_run(swarm, lambda: live.update(board.table())))
+                asyncio.run(_run(swarm, lambda: live.update(board.table()), part))
         finally:
             if not quiet and not console.err.is_terminal:
                 console.err.print()  # without a terminal, rich does not end the table's last line
-    outcome = collect(config, spec, events)
+    outcome = collect(config, spec, events, part)
     if file.failure is not None:
         raise cannot_write(outcome.records, file.failure)
     return outcome
+
+
+def _warn_about_deciding(config: Config, swarm: Swarm) -> None:
+    """Say what peers that decide by themselves what they share will leave as it is."""
+    if config.peers < MIN_PEERS:
+        console.warn(
+            f"everything stays shared: {config.peers} peers are too few to compare; it takes {MIN_PEERS}"
+        )
+    learner = swarm.member(0).learner
+    if isinstance(learner, SgdLearner) and (text := untrained_text(learner)):
+        console.warn(text)
 
 
 class _MetricsFile(RecordFile):
@@ -164,7 +189,7 @@ class _MetricsFile(RecordFile):
         self._events = events
         super().__init__(path)
 
-    def _fail(self, error: OSError) -> None:
+    def _note_failure(self, error: OSError) -> None:
         if self.failure is None:
             reason = error.strerror or str(error)
             self._events.append(
@@ -173,8 +198,13 @@ class _MetricsFile(RecordFile):
             self.failure = error
 
 
-async def _run(swarm: LocalSwarm, show: Callable[[], None]) -> None:
+async def _run(swarm: LocalSwarm, show: Callable[[], None], part: Part | None = None) -> None:
     """Run a swarm until it ends or a signal stops it. Calls `show` four times per second and at the end."""
+    async with contextlib.nullcontext() if part is None else part.present():
+        await _run_here(swarm, show)
+
+
+async def _run_here(swarm: LocalSwarm, show: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
 
@@ -201,6 +231,7 @@ class Board:
         self._latest: dict[str, Record] = {str(index): {} for index in range(config.peers)}
         self._received_at: dict[str, float] = {}
         self._started = time.monotonic()
+        self._decided: dict[str, None] = {}
 
     def update(self, record: Record) -> None:
         """Store a peer's metrics record; ignores an invalid record and one of a peer not in the config."""
@@ -211,6 +242,9 @@ class Board:
             return
         self._latest[peer] = {**self._latest[peer], **record}
         self._received_at[peer] = time.monotonic()
+        decided = record.get("decided")
+        if isinstance(decided, list):
+            self._decided |= dict.fromkeys(each for each in decided if isinstance(each, str))
 
     def table(self) -> Table:
         """Return the table with the latest record of every peer."""
@@ -221,21 +255,26 @@ class Board:
         title = f"{config.name}: {config.peers} peers, {config.gossip.mode}"
         table = Table(
             title=escape(f"{title}, {now - self._started:.0f} s{mean}"), title_justify="left",
-            caption=escape("\n".join(self._events[-3:])) or None, caption_justify="left",
+            caption=escape("\n".join([*self._decided, *self._events[-3:]])) or None,
+            caption_justify="left",
         )  # fmt: skip
-        for name in ("peer", "session", "phase", "peers averaged"):
+        decides = config.sharing == "auto"
+        for name in ("peer", "session", "phase", "peers averaged", *["groups"] * decides):
             table.add_column(name)
-        for name in ("round", "accuracy", "disagreement", "packets", "MB sent", "s ago"):
+        named = console.metric_columns(record.get("metrics", {}) for record in latest)
+        for name in ("round", "accuracy", *named, "disagreement", "packets", "MB sent", "s ago"):
             table.add_column(name, justify="right")
         for peer, record in self._latest.items():
             if not record:
-                table.add_row(peer, "", "starting", *[""] * 7)
+                table.add_row(peer, "", "starting", *[""] * (7 + decides + len(named)))
                 continue
             disagreement = [f"{m} {distance:.0e}" for m, distance in record["disagreement"].items()]
             accuracy = f"{record['accuracy']:.3f}" if "accuracy" in record else ""
             table.add_row(
                 peer, record["session"][:6], record["phase"], _averaged_members(record),
-                _rounds(record["round"], config), accuracy, "  ".join(disagreement),
+                *[_groups(record)] * decides,
+                _rounds(record["round"], config), accuracy,
+                *console.metric_cells(record.get("metrics", {}), named), "  ".join(disagreement),
                 str(record["packets"]), f"{record['bytes'] / 1e6:.1f}",
                 f"{now - self._received_at[peer]:.1f}",
             )  # fmt: skip
@@ -245,6 +284,18 @@ class Board:
 def _rounds(trained: int, config: Config) -> str:
     """Return how many rounds a peer has trained, and of how many, if there is an end."""
     return str(trained) if config.rounds == "forever" else f"{trained}/{config.rounds}"
+
+
+def _groups(record: Record) -> str:
+    """Return the groups that a peer is in, and how many peers are: "group2-0 of 5"."""
+    members = record.get("members")
+    pairs = members.items() if isinstance(members, dict) else ()
+    groups = {  # the end of a name stands for the assignment
+        model.rpartition("-")[0]: pair[1]
+        for model, pair in pairs
+        if model.startswith("group") and model.count("-") == 2 and isinstance(pair, list)
+    }
+    return "  ".join(f"{group} of {count}" for group, count in sorted(groups.items()))
 
 
 def _averaged_members(record: Record) -> str:
@@ -262,8 +313,14 @@ def _averaged_members(record: Record) -> str:
     return "  ".join(f"{model} {pair[0]} of {pair[1]}" for model, pair in incomplete.items())
 
 
-def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
-    """Read the networks, reports and metrics that the peers wrote; return and save the swarm's results."""
+def collect(
+    config: Config, spec: SwarmSpec, events: list[str], part: Part | None = None
+) -> Outcome:
+    """Read the networks, reports and metrics that the peers wrote; return and save the swarm's results.
+
+    part: of a swarm on several hosts; accuracies and weights are then those of all peers on the host that
+        collects them, and distances from the mean those among the peers of this host.
+    """
     members: list[Member] = []
     accuracy: dict[str, float] = {}
     weights: dict[str, np.ndarray] = {}
@@ -271,16 +328,23 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
     traffic = Traffic()
     sharing: list[Record] = []
     gains: list[Gain] = []
-    for member in Swarm(without_networks(config)).members():
-        report, network = _report(spec.folder, member), spec.folder / f"{member.name}.safetensors"
-        if not report or not network.exists():
+    everyone = Swarm(without_networks(config)).members()
+    reports = {each.name: report for each in everyone if (report := _report(spec.folder, each))}
+    if part is not None:
+        reports = part.share(reports)
+    for member in everyone:
+        report, network = reports.get(member.name), spec.folder / f"{member.name}.safetensors"
+        is_here = network.exists()
+        if not report or not (is_here or part is not None):
             continue
-        members.append(member)
-        member.network.load(network)
+        if is_here:
+            members.append(member)
+            member.network.load(network)
         accuracy[member.name] = report["accuracy"]
         if (decided := report.get("sharing")) is not None:
             sharing.append(decided)
-            _share_as_decided(member, report["peer"], decided["assignment"])
+            if is_here:
+                _share_as_decided(member, report["peer"], decided["assignment"])
         if report.get("gain"):
             gains.append(Gain.from_dict(report["gain"]))
         for counts in report["compression"].values():
@@ -300,14 +364,16 @@ def collect(config: Config, spec: SwarmSpec, events: list[str]) -> Outcome:
         values = torch.stack([members[index].network.read(model) for index in peers]).double()
         mean = values.mean(dim=0)
         consensus[model] = float((values - mean).norm(dim=1).max() / mean.norm())
-    weight = {
-        model: (float(weights[model][0]), float(weights[model][1])) for model in peers_of_model
-    }
+    shared = peers_of_model if part is None else weights
+    weight = {model: (float(weights[model][0]), float(weights[model][1])) for model in shared}
+    sentences: list[str] = []
     if sharing:
-        write_json(spec.folder / SHARING_FILE, SharingReport.merged(sharing))
+        merged = SharingReport.merged(sharing)
+        write_json(spec.folder / SHARING_FILE, merged)
+        sentences = [one["sentence"] for one in merged["decisions"]]
     gain = SwarmGain.of(gains, config.peers) if gains else None
     metrics = spec.folder / "metrics.jsonl"
-    outcome = Outcome(accuracy, consensus, weight, metrics, events, traffic, gain)
+    outcome = Outcome(accuracy, consensus, weight, metrics, events, traffic, gain, sentences)
     table = asdict(outcome) | {"bytes": outcome.bytes}
     del table["records"]
     write_json(spec.folder / "outcome.json", table)
@@ -355,13 +421,16 @@ def print_outcome(config: Config, outcome: Outcome) -> None:
         rows.append(("relative distortion of a message", distortion))
         rows.append(("messages skipped", str(traffic.skipped)))
     console.table(config.name, ["what", "value"], rows)
-    for line in outcome.events:
+    for line in (*outcome.decided, *outcome.events):
         console.say(line)
 
 
 def draw_swarm(config: Config, folder: Path) -> list[Path]:
-    """Draw accuracy over rounds, from the swarm's metrics file."""
-    return _draw(folder / "accuracy", config.name, {"": folder})
+    """Draw accuracy and named metrics over rounds, from the swarm's metrics file."""
+    from ..study.figures import draw_metrics
+
+    pictures = _draw(folder / "accuracy", config.name, {"": folder})
+    return [*pictures, *draw_metrics(folder, config.name)]
 
 
 def _draw(path: Path, title: str, folders: Mapping[str, Path]) -> list[Path]:
@@ -386,43 +455,55 @@ def _report(folder: Path, member: Member) -> Record:
         return {}
 
 
-# --- the demo: sixteen live peers, sixteen tasks, three schemes of sharing -------------------------------
+# --- the demo: sixteen live peers, sixteen tasks, four schemes of sharing --------------------------------
 
 # Every peer swaps a different pair of labels, so output cells mean something else on every peer, while the
 # features that hidden cells compute are useful to all peers.
-SCHEMES = {"alone": None, "everything averaged": "64-30-10", "partial models": "64-30-0"}
-"""By name of the scheme, the layout of the global model's slice; None: no model is shared."""
+AUTO = "assigned by itself"
+"""The scheme of the demo in which peers decide what they share."""
+SCHEMES = {
+    "alone": None,
+    "everything averaged": "64-30-10",
+    AUTO: None,
+    "partial models by hand": "64-30-0",
+}
+"""By name of the scheme, the layout of the global model's slice; None if no model is given."""
 
 
-def demo_config(scheme: str) -> Config:
-    """Return the config of one of the demo's three swarms; they differ only in their partial models."""
+def demo_config(scheme: str, rounds: int = 80) -> Config:
+    """Return the config of one of the demo's swarms; they differ only in what is shared."""
     layout = SCHEMES[scheme]
     return parse_config(
         {
             "name": f"demo-{scheme.replace(' ', '-')}",
             "peers": 16,
-            "rounds": 80,
+            "rounds": rounds,
             "test_every": 4,
             "data": {"set": "digits", "samples": 50},
             "tasks": [{"kind": "swaps"}],
             "network": {"layout": "64=30=10", "activation": "sigmoid", "output": "sigmoid"},
+            "sharing": "auto" if scheme == AUTO else "models",
             "models": [{"name": "global", "layout": layout}] if layout else [],
             "training": {"local_samples": 80, "rate": 0.3, "loss": "squared", "reduction": "sum"},
-            "gossip": {"per_process": 8},
+            # No peer is restarted, and saving before every push would take most of the time.
+            "gossip": {"per_process": 8, "checkpoint": False},
         }
     )
 
 
-def run_demo(out: Path, broker: str | None = None, *, watch: bool = False) -> None:
-    """Run the three swarms on one broker, print their accuracy and draw it.
+def run_demo(
+    out: Path, broker: str | None = None, *, rounds: int = 80, watch: bool = False
+) -> None:
+    """Run the swarms on one broker, print their accuracy and what was decided, and draw the accuracy.
 
     watch: serve a page of each swarm while it runs.
     """
-    rows = []
+    rows, decided = [], list[str]()
     folders = {scheme: out / scheme.replace(" ", "-") for scheme in SCHEMES}
     with broker_for(broker) as address:
         for scheme, folder in folders.items():
-            outcome = run_live(demo_config(scheme), folder, address, watch=watch)
+            outcome = run_live(demo_config(scheme, rounds), folder, address, watch=watch)
+            decided += outcome.decided
             values = list(outcome.accuracy.values())
             columns = (f"{value:.3f}" for value in (np.mean(values), min(values), max(values)))
             distance = max(outcome.consensus.values(), default=nan)
@@ -432,4 +513,6 @@ def run_demo(out: Path, broker: str | None = None, *, watch: bool = False) -> No
         ["", "mean", "worst peer", "best peer", "distance from the mean"],
         rows,
     )
+    for sentence in decided:
+        console.say(f"{AUTO}: {sentence}")
     console.print_written(_draw(out / "demo", "Sixteen peers, sixteen tasks", folders))

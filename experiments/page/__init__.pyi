@@ -2,10 +2,16 @@ from .folders import RunFolder as RunFolder
 from .folders import read_folders as read_folders
 from .history import History as History
 from .history import Observation as Observation
+from .lab import LAB_POLL_SECONDS as LAB_POLL_SECONDS
+from .lab import build_lab as build_lab
 from .live import LiveSource as LiveSource
 from .report import write_report as write_report
 from .server import POLL_SECONDS as POLL_SECONDS
 from .server import PlaybackSource as PlaybackSource
 from .server import Source as Source
 from .server import is_loopback as is_loopback
+from .server import serve as serve
 from .server import serve_page as serve_page
+from .setups import Run as Run
+from .setups import SetUp as SetUp
+from .setups import spread as spread

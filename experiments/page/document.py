@@ -22,7 +22,8 @@ h2 { font-size: 17px; margin: 26px 0 8px; }
 h3 { font-size: 14px; margin: 12px 0 4px; color: var(--dim); font-weight: 600; }
 header button { margin-left: auto; background: var(--panel); color: var(--ink); border: 1px solid var(--line);
   border-radius: 6px; padding: 3px 10px; font: inherit; cursor: pointer; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: 12px; }
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: 12px;
+  margin: 8px 0; }
 .box { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 8px;
   min-width: 0; overflow-x: auto; }
 .wide { grid-column: 1 / -1; }

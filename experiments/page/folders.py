@@ -7,12 +7,12 @@ import json
 import re
 import shlex
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ConfigError
 from ..results import (
@@ -26,6 +26,7 @@ from ..results import (
 )
 from .history import Event, History, Kind, Observation, group_peers, natural
 
+Timed = TypeVar("Timed", Observation, Event)
 SAMPLES = 200
 """How many times the curves of a run in seconds are sampled; of a run in rounds, every round is."""
 
@@ -34,7 +35,8 @@ SAMPLES = 200
 class Folder:
     """What every results folder has: its config, and what its command says about itself.
 
-    command: the name of the gossamer command. info: the content of run.json.
+    command: the name of the gossamer command. info: the content of run.json. damaged: its files that cannot
+    be read.
     """
 
     path: Path
@@ -42,6 +44,7 @@ class Folder:
     command: str
     config: Record
     info: Record
+    damaged: Sequence[str] = ()
 
     @property
     def repeat(self) -> str:
@@ -55,7 +58,11 @@ class Folder:
         lines = []
         if not self.info.get("finished", False):
             lines.append(f"{self.path}: the run was not finished; this is what it had written")
-        if "versions" not in self.info:
+        lines += [
+            f"{self.path}: {name} is damaged, perhaps half written; what it says is left out"
+            for name in self.damaged
+        ]
+        if "versions" not in self.info and RUN_FILE not in self.damaged:
             lines.append(
                 f"{self.path}: written by an older version of gossamer, which kept neither the command nor "
                 "the versions nor the links"
@@ -72,7 +79,8 @@ class Folder:
 class RunFolder(Folder):
     """The results of one swarm, simulated or live.
 
-    observations, events: in order of time. x_label: what time is counted in.
+    observations, events: in order of time. x_label: what time is counted in. began: the wall clock's time at
+    0, of a live run. parts: the folders of the hosts that ran it together, if there are several.
     """
 
     x_label: str = "round"
@@ -81,6 +89,56 @@ class RunFolder(Folder):
     links: Sequence[Sequence[str]] | None = None
     facts: Mapping[str, Record] = field(default_factory=dict)
     traffic: Sequence[Mapping[str, str]] = ()
+    began: float = 0.0
+    parts: tuple[RunFolder, ...] = ()
+
+    @property
+    def repeat(self) -> str:
+        """See Folder; of a run on several hosts, the command of each."""
+        commands = [part.repeat for part in self.parts] or [super().repeat]
+        return " and ".join(filter(None, commands))
+
+    @property
+    def problems(self) -> list[str]:
+        """See Folder."""
+        lines = (
+            super().problems
+            if not self.parts
+            else [line for part in self.parts for line in super(RunFolder, part).problems]
+        )
+        elsewhere = [name for name in self.facts if name not in self.peers]
+        if elsewhere and self.is_part:
+            names = ", ".join(elsewhere[:3]) + f" and {len(elsewhere) - 3} more" * (
+                len(elsewhere) > 3
+            )
+            lines.append(
+                f"{self.path}: peers {names} ran on other hosts; name the folders of those too"
+            )
+        return lines
+
+    @property
+    def is_part(self) -> bool:
+        """Whether a host ran this part of a swarm, or several hosts did."""
+        arguments = self.info.get("arguments")
+        return self.command == "swarm" and any(
+            str(each).partition("=")[0] == "--peers" for each in arguments or ()
+        )
+
+    def fits(self, other: RunFolder) -> bool:
+        """Return whether both are of hosts that ran different peers of one swarm at the same time."""
+        return (
+            self.is_part
+            and other.is_part
+            and self.config == other.config
+            and not self.peers & other.peers
+            and self.began <= other.began + other.end
+            and other.began <= self.began + self.end
+        )
+
+    @cached_property
+    def peers(self) -> frozenset[str]:
+        """The peers that something was recorded of."""
+        return frozenset(seen.peer for seen in self.observations)
 
     @property
     def start(self) -> float:
@@ -126,8 +184,9 @@ class Playback:
         neighbours: dict[str, list[str]] = {}
         for a, b in run.links or ():
             neighbours.setdefault(a, []).append(b)
-        for peer, others in neighbours.items():
-            self.history.connect(peer, others)
+        if run.links is not None:
+            for peer in run.facts:
+                self.history.connect(peer, neighbours.get(peer, ()))
 
     def advance(self, until: float) -> History:
         """Apply everything up to this time, and return the history."""
@@ -185,15 +244,50 @@ class StudyFolder(Folder):
 def read_folders(paths: Sequence[Path]) -> list[RunFolder | StudyFolder]:
     """Read results folders; one that holds several swarms, such as that of the demo, gives several.
 
+    Folders of several hosts that ran one swarm together (`gossamer swarm --peers`) give one.
     Raises ConfigError, one line that names the folder, if it holds no results or nothing was recorded.
     """
-    folders = [folder for path in paths for folder in _read(path)]
+    folders: list[RunFolder | StudyFolder] = []
+    for folder in (folder for path in paths for folder in _read(path)):
+        for index, other in enumerate(folders):
+            if (
+                isinstance(folder, RunFolder)
+                and isinstance(other, RunFolder)
+                and other.fits(folder)
+            ):
+                folders[index] = _joined(other, folder)
+                break
+        else:
+            folders.append(folder)
     names = [folder.name for folder in folders]
     doubled = {name for name in names if names.count(name) > 1}
     for folder in folders:
         if folder.name in doubled:  # two runs of one config
             object.__setattr__(folder, "name", f"{folder.name} {folder.path.name}")
     return folders
+
+
+def _joined(one: RunFolder, other: RunFolder) -> RunFolder:
+    """Return two hosts' parts of a run as one run."""
+    began = min(one.began, other.began)
+
+    def together(items: Callable[[RunFolder], Sequence[Timed]]) -> list[Timed]:
+        shifted = [
+            replace(item, time=item.time + run.began - began)
+            for run in (one, other)
+            for item in items(run)
+        ]
+        return sorted(shifted, key=lambda item: item.time)
+
+    return replace(
+        one,
+        path=Path(f"{one.path} and {other.path}"),
+        info={**one.info, "finished": all(each.info.get("finished") for each in (one, other))},
+        observations=together(lambda run: run.observations),
+        events=together(lambda run: run.events),
+        began=began,
+        parts=(*(one.parts or (one,)), other),
+    )
 
 
 def _read(path: Path) -> Iterator[RunFolder | StudyFolder]:
@@ -226,10 +320,16 @@ def _read(path: Path) -> Iterator[RunFolder | StudyFolder]:
 def _common(folder: Path, shown: Path, info: Record | None = None) -> dict[str, Any]:
     info, config = info or _json(folder / RUN_FILE), _json(folder / "config.json")
     study = _json(folder / "study.json")
+    damaged = [
+        name
+        for name in (RUN_FILE, "config.json", PEERS_FILE, "study.json")
+        if (folder / name).exists() and not _json(folder / name)
+    ]
     command = str(info.get("command", ""))
     name = str(config.get("name") or study.get("name") or folder.name)
     return {
         "path": shown, "name": name, "command": command, "config": config or study, "info": info,
+        "damaged": damaged,
     }  # fmt: skip
 
 
@@ -257,6 +357,7 @@ def _read_run(folder: Path, shown: Path, info: Record | None = None) -> RunFolde
         links=_json(folder / PEERS_FILE).get("links"),
         facts=facts,
         traffic=_csv(folder / "traffic.csv"),
+        began=origin,
     )
 
 
@@ -267,6 +368,7 @@ def _observation(record: Record, origin: float | None) -> Observation:
     return Observation(
         label_of(record["peer"]), time, round=record["round"],
         accuracy=_number(accuracy), loss=_number(record.get("loss", nan)),
+        metrics={name: _number(value) for name, value in record.get("metrics", {}).items()},
         bytes=record.get("bytes"), state=record.get("phase", "training"),
         disagreement=record.get("disagreement", {}), gain=_number(accuracy) - _number(alone),
     )  # fmt: skip

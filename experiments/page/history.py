@@ -20,8 +20,8 @@ MOST_GROUPS = 12
 NO_GROUP = "all peers"
 
 Kind = Literal[
-    "joined", "back", "rejoined", "restarted", "founded", "counted", "decided",
-    "offline", "quarantined", "refused", "lost", "dead", "left", "note",
+    "joined", "back", "rejoined", "restarted", "founded", "counted", "aligned", "fused",
+    "decided", "offline", "banned", "refused", "lost", "dead", "left", "note",
 ]  # fmt: skip
 GONE = frozenset({"left", "dead", "lost", "refused"})
 """States of peers that do not take part any more."""
@@ -34,7 +34,9 @@ class Observation:
 
     time: the position on the x axis: seconds or rounds. state: a phase of a live peer, or one of `GONE`.
     disagreement: by partial model, the peer's relative distance from its neighbours' values.
-    neighbours: names of the peers that it sends to. gain: accuracy minus that of a twin that learns alone.
+    neighbours: names of the peers that it sends to. bytes_to: what it has sent to each of them.
+    metrics: the named metrics of the peer's learner.
+    gain: accuracy minus that of a twin that learns alone.
     checked: what is to be known about its signature: empty if it was checked or the swarm has none.
     """
 
@@ -43,12 +45,14 @@ class Observation:
     round: int | None = None
     accuracy: float = nan
     loss: float = nan
+    metrics: Mapping[str, float] = field(default_factory=dict)
     bytes: int | None = None
     state: str | None = None
     reason: str | None = None
     group: str | None = None
     models: Sequence[str] | None = None
     neighbours: Sequence[str] | None = None
+    bytes_to: Mapping[str, int] = field(default_factory=dict)
     disagreement: Mapping[str, float] = field(default_factory=dict)
     gain: float = nan
     checked: str | None = None
@@ -96,11 +100,15 @@ class PeerState:
     round: int = 0
     accuracy: float = nan
     loss: float = nan
+    metrics: dict[str, float] = field(default_factory=dict)
     bytes: int = 0
+    bytes_to: Mapping[str, int] = field(default_factory=dict)
     gain: float = nan
     checked: str = ""
     models: tuple[str, ...] = ()
     disagreement: dict[str, float] = field(default_factory=dict)
+    spread: float = nan
+    """In the lab: how much of a value that one peer started with has arrived; 1: the average."""
     seen: float = nan
     curve: Curve = field(default_factory=Curve)
 
@@ -126,6 +134,8 @@ class History:
         self.mean, self.sent = Curve(), Curve()
         self.groups: dict[str, Curve] = {}
         self.disagreement: dict[str, Curve] = {}
+        self.metrics: dict[str, Curve] = {}
+        """The mean over peers of each named metric."""
 
     def apply(self, seen: Observation) -> None:
         """Take over what a message says."""
@@ -138,6 +148,7 @@ class History:
         peer.loss = seen.loss if isfinite(seen.loss) else peer.loss
         peer.gain = seen.gain if isfinite(seen.gain) else peer.gain
         peer.disagreement |= seen.disagreement
+        peer.metrics |= {name: value for name, value in seen.metrics.items() if isfinite(value)}
         if seen.state is not None:
             peer.reason = ""  # that of an earlier state
         for name in ("round", "bytes", "state", "reason", "group", "checked"):
@@ -145,6 +156,7 @@ class History:
                 setattr(peer, name, value)
         if seen.models is not None:
             peer.models = tuple(seen.models)
+        peer.bytes_to = seen.bytes_to or peer.bytes_to
         if seen.neighbours is not None:
             self.connect(seen.peer, seen.neighbours)
 
@@ -184,6 +196,9 @@ class History:
             by_group.setdefault(peer.group, []).append(peer.accuracy)
         for group, accuracies in by_group.items():
             self.groups.setdefault(group, Curve()).add(time, _mean(accuracies))
+        for name in sorted({name for peer in present for name in peer.metrics}):
+            values = (peer.metrics.get(name, nan) for peer in present)
+            self.metrics.setdefault(name, Curve()).add(time, _mean(values))
         largest: dict[str, float] = {}
         for peer in present:
             for model, distance in peer.disagreement.items():

@@ -103,10 +103,13 @@ def observation(peer: ObservedPeer, time: float, origin: float) -> Observation:
     if summary is None:
         return Observation(label(peer.name), heard, **common)
     accuracy = _metric(summary.metrics, "accuracy")
+    neighbours = [label(name) for name in summary.neighbours]
     return Observation(
         label(peer.name), heard, round=summary.round, accuracy=accuracy,
         loss=_metric(summary.metrics, "loss"), bytes=summary.sent_bytes,
-        neighbours=[label(name) for name in summary.neighbours],
+        metrics={n: v for n, v in summary.named_metrics.items() if v is not None},
+        neighbours=neighbours,
+        bytes_to=dict(zip(neighbours, summary.neighbour_bytes, strict=False)),
         disagreement={
             name: model.disagreement
             for name, model in summary.models.items()

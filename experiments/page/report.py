@@ -14,9 +14,10 @@ from bokeh.resources import INLINE
 
 from ..results import write_bytes
 from .document import TEMPLATE, Section, html_table, variables
-from .figures import COLOURS, INK, Model, Panels, bk, line_figure, line_legend
+from .figures import Panels
 from .folders import RunFolder, StudyFolder, read_folders
 from .history import History, natural
+from .style import COLOURS, MEAN, Model, bk, line_columns, line_figure, named_lines
 
 MOST_ROWS = 16
 """The most differences between configs that are shown without a click."""
@@ -31,6 +32,9 @@ def write_report(paths: Sequence[Path], out: Path) -> list[str]:
     problems = [line for folder in folders for line in folder.problems]
     title = " · ".join(dict.fromkeys(folder.name for folder in folders))
     sections = list(_sections(folders, problems))
+    if not any(section.models for section in sections):  # Bokeh writes no document without a model
+        sections[0].place({"nothing": bk.Div(visible=False)})
+        sections[0].roots["nothing"] = "bare"
     models = [model for section in sections for model in section.models.values()]
     html = file_html(
         models, INLINE, title=title, template=TEMPLATE, suppress_callback_warning=True,
@@ -113,7 +117,8 @@ def _outcomes(runs: Sequence[RunFolder], histories: Sequence[History]) -> str:
     header = [
         "run", "peers present", "mean", "sd over peers", "worst", "best", "worst group", "MB sent", "length",
     ]  # fmt: skip
-    return html_table(header, rows)
+    filled = [i for i in range(len(header)) if any(row[i] != "" for row in rows)]
+    return html_table([header[i] for i in filled], [[row[i] for i in filled] for row in rows])
 
 
 def _bytes(run: RunFolder, history: History) -> float:
@@ -134,19 +139,8 @@ def _curve_figure(
     lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     name: str,
 ) -> Model:
-    plot = line_figure(title, 340, x_label)
-    source = bk.ColumnDataSource(
-        {
-            "xs": [x for x, _ in lines.values()], "ys": [y for _, y in lines.values()],
-            "name": list(lines), "colour": [COLOURS[i % len(COLOURS)] for i in range(len(lines))],
-        }
-    )  # fmt: skip
-    drawn = plot.multi_line("xs", "ys", source=source, line_color="colour", line_width=2.4)
-    plot.add_tools(bk.HoverTool(renderers=[drawn], tooltips=[(name, "@name")]))
-    plot.add_layout(
-        line_legend([bk.LegendItem(label={"field": "name"}, renderers=[drawn])]), "below"
-    )
-    return plot
+    source = bk.ColumnDataSource(line_columns(name, lines))
+    return named_lines(source, name, title, 340, x_label=x_label)
 
 
 # --- one run --------------------------------------------------------------------------------------------
@@ -178,6 +172,8 @@ def _final_table(history: History) -> str:
         if gains
         else ""
     )
+    if len(rows) == 1:  # the table of all runs says the same
+        return gain
     return f"<h3>accuracy at the end, by task or group</h3>{html_table(header, rows)}{gain}"
 
 
@@ -214,7 +210,7 @@ def _study(study: StudyFolder, index: int) -> Section:
     if study.curves:
         figures["rounds"] = _method_curves(study, "round", "mean accuracy by round")
         figures["bytes"] = _method_curves(study, "bytes", "mean accuracy by bytes sent, MB", 1e6)
-    elif study.outcomes:
+    elif study.command == "sweep" and study.outcomes:  # a paper has a figure of its own
         figures["outcomes"] = _outcome_figure(study)
     section.place(figures, f"study{index}-")
     for name, (header, *rows) in study.tables.items():
@@ -231,9 +227,18 @@ def _study(study: StudyFolder, index: int) -> Section:
 
 
 def _method_curves(study: StudyFolder, x: str, title: str, unit: float = 1.0) -> Model:
-    """The mean over clients and seeds of each method."""
+    """The mean over clients and seeds of each method; by bytes, only of those that send any."""
     lines: dict[str, tuple[list[float], list[float]]] = {}
-    for method, curves in study.curves.items():
+    silent = {
+        method
+        for method, curves in study.curves.items()
+        if not any(run[-1]["bytes"] for run in curves)
+    }
+    # Those that send nothing come last: then the others have the same colours in both figures.
+    for method in sorted(study.curves, key=lambda name: name in silent):
+        if x == "bytes" and method in silent:
+            continue
+        curves = study.curves[method]
         points = list(zip(*curves, strict=False))  # the same test of every seed
         xs = [statistics.fmean(float(run[x]) for run in tests) / unit for tests in points]
         ys = [
@@ -252,9 +257,9 @@ def _accuracies(point: dict[str, object]) -> list[float]:
 def _outcome_figure(study: StudyFolder) -> Model:
     """A dot for every run, in a row for each combination of settings."""
     outcomes = study.outcomes
-    names = list(outcomes)
+    names = sorted(outcomes, key=natural)
     plot = line_figure(
-        "accuracy of every run, one dot per seed", 90 + 26 * len(names), "accuracy",
+        "accuracy: a dot for every seed, a line for their mean", 90 + 26 * len(names), "accuracy",
         y_range=list(reversed(names)),
     )  # fmt: skip
     dots = [(name, value) for name, values in outcomes.items() for value in values]
@@ -263,9 +268,8 @@ def _outcome_figure(study: StudyFolder) -> Model:
     means = {name: statistics.fmean(values) for name, values in outcomes.items()}
     plot.scatter(
         list(means.values()), list(means), marker="dash", angle=1.5708, size=22, line_width=2.5,
-        color="#e0342b", legend_label="mean",
+        color=MEAN,
     )  # fmt: skip
-    plot.legend.update(background_fill_alpha=0, label_text_color=INK, border_line_color=None)
     plot.add_tools(
         bk.HoverTool(renderers=[drawn], tooltips=[("", "@name"), ("accuracy", "@value{0.0000}")])
     )

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable
+import socket
+from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
@@ -25,9 +26,10 @@ from tornado.web import HTTPError, RequestHandler
 
 from ..errors import ConfigError
 from .document import TEMPLATE, Section, variables
-from .figures import WIDGET_STYLE, Panels, bk
+from .figures import Panels
 from .folders import Playback, RunFolder
 from .history import History
+from .style import WIDGET_STYLE, bk
 
 POLL_SECONDS = 1.0
 PLAY_SECONDS = 20.0
@@ -130,15 +132,30 @@ def build_page(doc: Any, source: Source) -> Callable[[], None]:
 
     def update() -> None:
         note.text = source.poll()
+        note.visible = bool(note.text)
         panels.update(source.history)
 
     update()
     return update
 
 
-async def serve_page(
-    make_source: Callable[[], Source],
+def host_in_url(host: str) -> str:
+    """Return a host as a URL has it; for "all addresses of this machine", which is no address, its name."""
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+async def serve_page(make_source: Callable[[], Source], **options: Any) -> None:
+    """Serve pages of sources until cancelled. make_source: called for every window. options: see `serve`."""
+
+    await serve(lambda doc: build_page(doc, make_source()), **options)
+
+
+async def serve(
+    fill: Callable[[Document], Callable[[], None]],
     *,
+    every: float = POLL_SECONDS,
     host: str = "127.0.0.1",
     port: int = 0,
     token: str | None = None,
@@ -146,15 +163,16 @@ async def serve_page(
 ) -> None:
     """Serve pages until cancelled.
 
-    make_source: called for every browser window. port: 0 chooses a free one. token: what the address must
-        have to be answered; needed unless `host` is this machine's loopback. on_ready: called with the
+    fill: fills the document of a browser window, and returns the function that brings it up to date, which
+        is called `every` so many seconds. port: 0 chooses a free one. token: what the address
+        must have to be answered; needed unless `host` is this machine's loopback. on_ready: called with the
         address.
     """
     if token is None and not is_loopback(host):
         raise ConfigError(f"--host {host}: others could read the page there; it needs a token")
 
-    def fill(doc: Document) -> None:
-        doc.add_periodic_callback(build_page(doc, make_source()), round(1000 * POLL_SECONDS))
+    def prepare(doc: Document) -> None:
+        doc.add_periodic_callback(fill(doc), round(1000 * every))
 
     try:
         sockets, port = bind_sockets(host, port)
@@ -162,12 +180,12 @@ async def serve_page(
         raise ConfigError(
             f"--port {port}: cannot listen on {host}: {error.strerror or error}; name another"
         ) from None
-    shown = f"[{host}]" if ":" in host else host
+    shown = host_in_url(host)
     # With a token, the page may be reached under any name of this machine: the cookie says who may read.
     origins = ["*"] if token is not None else [f"{shown}:{port}", f"localhost:{port}"]
     auth: dict[str, Any] = {} if token is None else {"auth_provider": _TokenAuth(token)}
     tornado = BokehTornado(
-        {"/": Application(FunctionHandler(fill))}, extra_websocket_origins=origins, **auth
+        {"/": Application(FunctionHandler(prepare))}, extra_websocket_origins=origins, **auth
     )
     connections = HTTPServer(tornado)
     connections.add_sockets(sockets)
@@ -177,8 +195,17 @@ async def serve_page(
     try:
         await asyncio.Event().wait()
     finally:
+        # Else the loop might end while a page is being written.
+        for session in server.get_sessions():
+            stopping = session.with_document_locked(_stop_updating, session.document)
+            await cast("Awaitable[None]", stopping)
         server.stop(wait=False)
         await connections.close_all_connections()
+
+
+def _stop_updating(doc: Any) -> None:
+    for callback in doc.session_callbacks:
+        doc.remove_periodic_callback(callback)
 
 
 def is_loopback(host: str) -> bool:

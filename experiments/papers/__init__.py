@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..study import Study
 
-ALL_OPTIONS = frozenset({"quick", "runs", "jobs", "only"})
+ALL_OPTIONS = frozenset({"quick", "runs", "on", "only"})
+"""The options of `gossamer paper` and `gossamer study` that a study may support; see StudyEntry."""
 NO_OPTIONS: frozenset[str] = frozenset()
 
 
@@ -38,8 +39,9 @@ class StudyEntry:
     make: module:function of this package, called as `make(entry, quick, seeds)`; returns a `Study`.
     runs, quick_runs: how many seeds each setting is run with: `runs` at the paper's full size, where one run
         may take long, `quick_runs` with --quick. The default of `runs` is for studies without seeds.
-    options: the command's options that this study supports: quick, runs (seeds), jobs (worker processes) and
+    options: the command's options that this study supports: quick, runs (seeds), on (where to compute) and
         only (the lines of the figure to compute).
+    variant: which of several data sets it is about, if `make` makes a study for each of them.
     """
 
     name: str
@@ -49,12 +51,17 @@ class StudyEntry:
     runs: int = 1
     quick_runs: int = 3
     options: frozenset[str] = ALL_OPTIONS
+    variant: str = ""
 
     def study(self, *, quick: bool = False, runs: int | None = None) -> Study[Any]:
-        """Make the study (imports torch); its first table has the entry's title unless the study sets one."""
+        """Return the study (imports torch); its first table has the entry's title unless the study sets one.
+
+        runs: the number of seeds; by default `runs`, or `quick_runs` if `quick`.
+        """
         module, _, function = self.make.partition(":")
         make = getattr(import_module(f".{module}", __name__), function)
-        study = make(self, quick, range(runs or (self.quick_runs if quick else self.runs)))
+        seeds = range(runs or (self.quick_runs if quick else self.runs))
+        study = make(self, quick, seeds)
         return replace(
             study,
             titles={"summary": f"{self.title} ({self.origin})", **study.titles},
@@ -62,16 +69,43 @@ class StudyEntry:
         )
 
 
+def _femnist(kind: str, section: str, figures: int, title: str) -> tuple[StudyEntry, ...]:
+    """Return the entries of an experiment on FEMNIST's variants: A has all characters, M fewer, D digits."""
+    return tuple(
+        StudyEntry(f"femnist-{kind}-{variant.lower()}", f"003, {section}, figure {figures + number}",
+                   f"natural_tasks:femnist_{kind}", f"FEMNIST-{variant}: {title}", 10,
+                   variant=variant)
+        for number, variant in enumerate("AMD")
+    )  # fmt: skip
+
+
 _PAPERS = (
+    *_femnist("level", "V.2.a", 8, "accuracy by cells in the global model"),
+    *_femnist("scheme", "V.2.b", 11, "sharing a part of every layer, or whole layers"),
+    *_femnist("peers", "V.2.c", 14, "accuracy by the number of peers that share a model"),
     StudyEntry("averaging-level", "003, V.3.a, figure 17", "partial_models:averaging_level",
                "Averaging level: accuracy by cells in the global model", 10),
+    StudyEntry("convergence", "003, V.3.b, figure 18", "partial_models:convergence",
+               "Convergence: accuracy over time by averaging level", 10),
+    StudyEntry("number-of-peers", "003, V.3.c, figure 19", "partial_models:number_of_peers",
+               "Number of peers: accuracy by averaging level", 10),
     StudyEntry("semi-local", "003, V.3.d, figure 20", "partial_models:semi_local",
                "Semi-local models: one model per group of similar peers", 20),
     StudyEntry("semi-local-and-local", "003, V.3.e, figure 21", "partial_models:semi_local_and_local",
                "Global, semi-local and local models together", 20),
+    StudyEntry("difference-rate", "003, V.3.f, figure 22", "partial_models:difference_rate",
+               "Difference rate: accuracy by averaging level", 10),
+    StudyEntry("permuted-peers", "003, V.3.g, figure 23", "partial_models:permuted_peers",
+               "Peers with another task: accuracy by averaging level", 20),
+    StudyEntry("training-size", "003, V.3.h, figure 24", "partial_models:training_size",
+               "Training set size: accuracy by averaging level", 10),
+    StudyEntry("layouts", "003, V.3.i, figure 25", "partial_models:layouts",
+               "Layouts: sharing a part of every layer, or whole layers", 10),
+    StudyEntry("vsn", "003, V.4, figure 26", "natural_tasks:vsn",
+               "Sensors: accuracy by cells in the global model", 10),
     StudyEntry("associative", "003, V.5, figure 27", "partial_models:associative",
                "Associative network: accuracy by averaged hidden cells", 100),
-    # with 10 mini-batches of training per peer
+    # With 10 mini-batches of training per peer.
     StudyEntry("associative-starts", "003, V.5, 10 mini-batches", "partial_models:associative_starts",
                "Associative network: which starting weights show the paper's curve", 20),
     StudyEntry("pfnm-table", "our own reference table", "matching:pfnm_table",
@@ -86,7 +120,7 @@ _PAPERS = (
                "MAGI: accuracy on MNIST", 5),
     StudyEntry("magi-figure2", "002, figure 2", "matching:magi_figure2",
                "MAGI: size of the fused network by λ, the weight of its KL penalty", 5),
-    # aligned: the newcomers' cells are first permuted to match those of the swarm
+    # Aligned: the newcomers' cells are first permuted to match those of the swarm.
     StudyEntry("newcomers", "our own, live peers", "live:newcomers",
                "separately trained peers join a swarm, aligned or not", options=NO_OPTIONS),
     StudyEntry("widths", "our own, live peers", "live:widths",
@@ -96,7 +130,7 @@ _PAPERS = (
                options=ALL_OPTIONS - {"quick"}),
     StudyEntry("multitask", "001, federated multi-task learning", "multitask:multitask",
                "MOCHA against separate and pooled linear models", 5, options=ALL_OPTIONS - {"quick"}),
-    # "other networks": the partial models of 003, with convolutional and recurrent networks
+    # "Other networks": the partial models of 003, with convolutional and recurrent networks.
     StudyEntry("networks-cifar", "003, other networks", "networks:cifar",
                "Partial sharing of a small CNN, CIFAR-10", 3),
     StudyEntry("networks-hapt", "003, other networks", "networks:hapt",
@@ -109,10 +143,11 @@ _STUDIES = (
                "A swarm that decides by itself what to share, against fixed schemes", 5, 2),
     StudyEntry("private", "masked averaging", "security:private",
                "What masks hide from a curious neighbour, and what they cost",
-               options=frozenset({"quick", "jobs"})),
-    StudyEntry("byzantine", "guards on received values", "security:byzantine",
-               "What hostile members can do, with and without guards",
-               options=frozenset({"quick", "jobs", "only"})),
+               options=frozenset({"quick", "on"})),
+    StudyEntry("hostile", "hostile members", "hostile:hostile",
+               "What hostile members do to a swarm, by mode", 5, 1),
 )  # fmt: skip
 PAPERS: Mapping[str, StudyEntry] = MappingProxyType({entry.name: entry for entry in _PAPERS})
+"""The experiments of `gossamer paper`, by name."""
 STUDIES: Mapping[str, StudyEntry] = MappingProxyType({entry.name: entry for entry in _STUDIES})
+"""The experiments of `gossamer study`, by name."""

@@ -28,10 +28,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 RANGES = ((-8.0, -3.0), (-3.0, 2.0), (2.0, 8.0))
+"""The range of x of each client's samples."""
 SIZES = (30, 20, 50)
+"""The number of each client's samples."""
 NOISE = 5.0
+"""The standard deviation of the noise."""
 POWERS = 3
+"""The highest power of x in the functions that clients fit: cubics."""
 SCALE = 4.0
+"""x is divided by this number, so that one learning rate suits all powers."""
 BATCH = 10
 EPOCHS = 5
 ROUNDS = 20
@@ -49,37 +54,38 @@ class Points:
 
     @property
     def features(self) -> Tensor:
-        """The powers 1 to 3 of x / `SCALE`; scaled so that one learning rate suits all three."""
+        """The powers 1 to 3 of x / `SCALE`."""
         powers = torch.arange(1, POWERS + 1)
         return (self.x[:, None] / SCALE) ** powers
 
 
 GRID = torch.linspace(RANGES[0][0], RANGES[-1][1], 161)
+"""The values of x at which cubics are drawn."""
 
 
-def truth(x: Tensor) -> Tensor:
-    """The parabola without its noise."""
+def parabola(x: Tensor) -> Tensor:
+    """Return y without the noise."""
     return -(x**2) + 2 * x + 5
 
 
-def draw(seed: int) -> list[Points]:
+def draw_samples(seed: int) -> list[Points]:
     """Draw the samples of the three clients."""
     clients = []
     for index, ((low, high), size) in enumerate(zip(RANGES, SIZES, strict=True)):
         random = seeded_rng(seed, "parabola", index)
         x = torch.from_numpy(random.uniform(low, high, size)).float()
         noise = torch.from_numpy(random.normal(0, NOISE, size)).float()
-        clients.append(Points(x, truth(x) + noise))
+        clients.append(Points(x, parabola(x) + noise))
     return clients
 
 
-def pooled(clients: list[Points]) -> Points:
-    """The samples of all clients together."""
+def pool_samples(clients: list[Points]) -> Points:
+    """Return the samples of all clients together."""
     return Points(torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients]))
 
 
-def cubic_learner(peer: str, own: Points, everything: Points, seed: int) -> SgdLearner:
-    """A learner that fits a cubic by RMSprop on squared errors, in small batches, as in the paper.
+def cubic_learner(peer: str, own: Points, all_samples: Points, seed: int) -> SgdLearner:
+    """Return a learner that fits a cubic by RMSprop on squared errors, in small batches, as in the paper.
 
     It is tested on the samples of all clients, as in the paper's table 4.
     """
@@ -88,7 +94,7 @@ def cubic_learner(peer: str, own: Points, everything: Points, seed: int) -> SgdL
         peer=peer, seed=seed, start=Start(gain=0.1),
     )  # fmt: skip
     return SgdLearner(
-        network, (own.features, own.y), (everything.features, everything.y),
+        network, (own.features, own.y), (all_samples.features, all_samples.y),
         local_samples=len(own.y), batch=BATCH, loss=lambda out, y: (out[:, 0] - y).square(),
         optimizer=lambda parameters: torch.optim.RMSprop(parameters, lr=RATE),
         seed=int(seeded_rng(seed, "order", peer).integers(2**31)),
@@ -102,11 +108,12 @@ def run(options: FedNPOptions | None, seed: int) -> Record:
     averaged cubic at `GRID` (`shared`), each client's cubic before the last averaging (`own`), and the
     standard deviation of the cubic that FedNP predicts (`spread`).
     """
-    clients = draw(seed)
-    everything = pooled(clients)
+    clients = draw_samples(seed)
+    all_samples = pool_samples(clients)
     sizes = [len(own.y) for own in clients]
     learners: list[Any] = [
-        cubic_learner(f"client-{index}", own, everything, seed) for index, own in enumerate(clients)
+        cubic_learner(f"client-{index}", own, all_samples, seed)
+        for index, own in enumerate(clients)
     ]
     if options is not None:
         for index, inner in enumerate(learners):
@@ -134,22 +141,24 @@ def run(options: FedNPOptions | None, seed: int) -> Record:
 
 
 def least_squares(seed: int) -> float:
-    """The mean squared error of the best cubic for all samples, which is a lower bound for all methods."""
-    everything = pooled(draw(seed))
-    design = torch.cat([everything.features, torch.ones(len(everything.x), 1)], dim=1).double()
-    targets = everything.y.double()
-    best = torch.linalg.lstsq(design, targets[:, None]).solution
-    return float((design @ best - targets[:, None]).square().mean())
+    """Return the mean squared error of the best cubic for all samples, a lower bound for all methods."""
+    all_samples = pool_samples(draw_samples(seed))
+    design = torch.cat([all_samples.features, torch.ones(len(all_samples.x), 1)], dim=1).double()
+    targets = all_samples.y.double()
+    coefficients = torch.linalg.lstsq(design, targets[:, None]).solution
+    return float((design @ coefficients - targets[:, None]).square().mean())
 
 
 # --- the study --------------------------------------------------------------------------------------
 
+# FedNP's options by method; None for FedAvg.
 METHODS: dict[str, FedNPOptions | None] = {
     "FedAvg": None,
     "FedNP": OPTIONS,
     "FedNP, z frozen": OPTIONS.model_copy(update={"freeze_z": True}),
 }
 BOUND = "pooled least squares"
+"""The name of the lower bound in tables."""
 
 
 @dataclass(frozen=True)
@@ -184,11 +193,11 @@ def table(records: Sequence[Record]) -> dict[str, Frame]:
     rows = []
     for name in (name for name in (*METHODS, BOUND) if name in by_seed):
         errors = by_seed[name].dropna()
-        compared = fedavg is not None and name not in ("FedAvg", BOUND)
+        is_compared = fedavg is not None and name not in ("FedAvg", BOUND)
         rows.append(
             {
                 "method": name, "mean squared error": errors.mean(), "deviation": errors.std(ddof=0),
-                "below FedAvg": f"{(errors < fedavg).sum()} of {len(errors)}" if compared else "",
+                "below FedAvg": f"{(errors < fedavg).sum()} of {len(errors)}" if is_compared else "",
                 "by seed": " ".join(f"{error:.1f}" for error in errors),
             }
         )  # fmt: skip
@@ -204,27 +213,29 @@ def draw_fits(path: Path, records: Sequence[Record]) -> list[Path]:
     if not by_method:
         return []
     caption = (
-        "004, eq (20), one draw of the data (seed 0): 30, 20 and 50 samples of three clients; noise of "
-        f"deviation 5. Cubics in x/{SCALE:g}, RMSprop {RATE:g}, batches of {BATCH}, {EPOCHS} local epochs, "
-        f"{ROUNDS} rounds, averages by samples (the paper: 1 epoch, 10 rounds, rate 0.01, its ranges of x "
-        "unknown). Thin: each client's cubic before the last averaging; thick: the averaged cubic, with its "
-        "mean squared error above; band: three standard deviations predicted by the NPN (scaled by ε = 1)."
+        "004, eq (20), for one draw of the data (seed 0). Three clients have 30, 20 and 50 samples, with "
+        f"noise of standard deviation 5. They fit cubics in x/{SCALE:g} by RMSprop with rate {RATE:g}, in "
+        f"batches of {BATCH}, for {EPOCHS} local epochs in each of {ROUNDS} rounds, and average by samples. "
+        "(The paper has 1 epoch, 10 rounds and rate 0.01, and does not give its ranges of x.) Thin lines are "
+        "each client's cubic before the last averaging; the thick line is the averaged cubic, with its mean "
+        "squared error in the title; the band is three standard deviations that the NPN predicts (for ε = 1)."
     )
     count = len(by_method)
     figure, (row,) = panels(1, count, caption, 3.6 * count, 3.4, sharey=True)
-    points = draw(0)
+    clients = draw_samples(0)
     for axes, name in zip(row, by_method, strict=True):
-        _panel(axes, name, by_method[name], points)
+        _draw_panel(axes, name, by_method[name], clients)
     row[0].set_ylabel("y")
     row[0].legend(fontsize=7, frameon=False, loc="lower center")
     return save(figure, path)
 
 
-def _panel(axes: Axes, name: str, record: Record, points: list[Points]) -> None:
+def _draw_panel(axes: Axes, name: str, record: Record, clients: list[Points]) -> None:
+    """Draw the samples of all clients and the cubics of one method."""
     from ..study.figures import COLOURS
 
     grid = GRID.numpy()
-    for index, client in enumerate(points):
+    for index, client in enumerate(clients):
         axes.plot(
             client.x, client.y, "x", color=COLOURS[index], markersize=4, alpha=0.6,
             label=f"client {index + 1}",
@@ -235,5 +246,7 @@ def _panel(axes: Axes, name: str, record: Record, points: list[Points]) -> None:
         band = 3 * np.array(record["spread"])
         axes.fill_between(grid, shared - band, shared + band, color="black", alpha=0.1, linewidth=0)
     axes.plot(grid, shared, color="black", linewidth=2.2, label="averaged")
-    axes.plot(grid, truth(GRID).numpy(), color="black", linewidth=1, linestyle=":", label="truth")
+    axes.plot(
+        grid, parabola(GRID).numpy(), color="black", linewidth=1, linestyle=":", label="truth"
+    )
     axes.set(title=f"{name}: {record['mse']:.1f}", xlabel="x", ylim=(-110, 40))

@@ -28,8 +28,10 @@ from pathlib import Path
 
 import numpy as np
 
+from gossamer.files import RecordFile
+
 from ...models import Learner
-from ...peer import BrokerAddress, LocalSwarm, PeerError, RecordFile, SwarmSpec
+from ...peer import BrokerAddress, LocalSwarm, PeerError, SwarmSpec
 from ..arena import Arena
 from ..arena.simulation import Simulation
 from ..build import Swarm, make_learner
@@ -51,6 +53,7 @@ def run_quietly(config: Config, name: str, job: Job) -> Outcome:
 
 FOUNDERS, NEWCOMERS = 4, 4
 MATCHINGS = ("align", "none")
+"""Values of `matching` in a model's config: newcomers align their cells before they join, or do not."""
 _LABELS = {"align": "aligned before joining the average", "none": "not aligned"}
 _FOUNDERS_TIMEOUT = 300.0
 """Seconds that a newcomer's process waits until the founders have trained `founders_before_join` rounds."""
@@ -75,7 +78,7 @@ class Durations:
 
 
 def newcomers_config(matching: str, durations: Durations) -> Config:
-    """The config of a swarm of founders and newcomers; the newcomers are its last four peers."""
+    """Return the config of a swarm of founders and newcomers; the newcomers are its last four peers."""
     model = {"name": "global", "layout": "64-40-20-10", "matching": matching}
     return Config(
         name=f"newcomers-{matching}", peers=FOUNDERS + NEWCOMERS, rounds=durations.founders_live,
@@ -117,7 +120,7 @@ def pretrained_networks(out: Path, durations: Durations) -> list[Path]:
 def spec_of(
     config: Config, durations: Durations, networks: list[Path], folder: Path, broker: BrokerAddress
 ) -> SwarmSpec:
-    """Specify all eight processes; newcomers wait for the file `go` in the folder before they join."""
+    """Return the spec of all eight processes; newcomers wait for a file in the folder before they join."""
     spec = plan(config, folder, broker)
     founders = tuple(peer.name for peer in spec.peers[:FOUNDERS])
     peers = []
@@ -132,17 +135,20 @@ def spec_of(
                 peer,
                 settings=peer.settings.updated(**newcomer_settings),
                 entry=f"{__name__}:make_newcomer",
-                arguments={**peer.arguments, "go": str(folder / "go")},
+                arguments={**peer.arguments, "join_file": str(folder / "go")},
             )
         peers.append(replace(peer, network=str(file)))
     return replace(spec, peers=peers)
 
 
-def make_newcomer(config: str, index: int, go: str, source: str = "config") -> Learner:
-    """The entry point of a newcomer's process: load everything, then wait until the file `go` exists."""
+def make_newcomer(config: str, index: int, join_file: str, source: str = "config") -> Learner:
+    """Load a newcomer's learner, wait until `join_file` exists, and return the learner.
+
+    This is the entry point of a newcomer's process.
+    """
     learner = make_learner(config, index, source)
     deadline = time.monotonic() + _FOUNDERS_TIMEOUT
-    while not Path(go).exists():
+    while not Path(join_file).exists():
         if time.monotonic() > deadline:
             raise PeerError(
                 f"peer {index}: the founders did not finish their first rounds within "
@@ -157,8 +163,8 @@ def run_newcomers(
 ) -> Path:
     """Run the swarm with or without alignment; return the file of its metrics."""
     make_folder(folder)
-    go = folder / "go"
-    go.unlink(missing_ok=True)
+    join_file = folder / "go"
+    join_file.unlink(missing_ok=True)
     spec = spec_of(newcomers_config(matching, durations), durations, networks, folder, broker)
     rounds_done: dict[str, int] = {}
     metrics = folder / "metrics.jsonl"
@@ -169,7 +175,7 @@ def run_newcomers(
             rounds_done[values["peer"]] = values["round"]
             slowest_founder = min(rounds_done.get(str(index), 0) for index in range(FOUNDERS))
             if slowest_founder >= durations.founders_before_join:
-                go.touch()
+                join_file.touch()
 
         asyncio.run(LocalSwarm(spec, on_record=record).run())
     if file.failure is not None:  # a failed write did not stop the peers; report it now
@@ -188,33 +194,37 @@ def summarise_newcomers(metrics: Path) -> Record:
     """
     own: dict[str, float] = {}
     join_times: dict[str, float] = {}
-    tested: dict[str, list[Record]] = {}
+    tests_by_peer: dict[str, list[Record]] = {}
     for record in read_records(metrics):
         if "own_accuracy" in record:
             own[record["peer"]] = record["own_accuracy"]
             join_times[record["peer"]] = record["time"]
         elif "accuracy" in record:
-            tested.setdefault(record["peer"], []).append(record)
-    start = min(join_times.values(), default=0.0)
+            tests_by_peer.setdefault(record["peer"], []).append(record)
+    first_join = min(join_times.values(), default=0.0)
     curves: dict[str, list[tuple[float, float]]] = {}
-    for peer, records in tested.items():
-        before = max((r["round"] for r in records if r["time"] < start), default=0)
-        curve = [(r["round"] - before, r["accuracy"]) for r in records if r["phase"] == "training"]
+    for peer, records in tests_by_peer.items():
+        rounds_before = max((r["round"] for r in records if r["time"] < first_join), default=0)
+        curve = [
+            (r["round"] - rounds_before, r["accuracy"]) for r in records if r["phase"] == "training"
+        ]
         curves[peer] = [(0, own[peer]), *curve] if peer in own else curve
     # Accuracies of each newcomer from the moment its weight is part of the average.
-    joined = {p: [r["accuracy"] for r in tested.get(p, []) if r["counts"]] for p in own}
-    joined = {peer: values for peer, values in joined.items() if values}
+    after_join = {
+        peer: [r["accuracy"] for r in tests_by_peer.get(peer, []) if r["counts"]] for peer in own
+    }
+    after_join = {peer: accuracies for peer, accuracies in after_join.items() if accuracies}
     return {
         "own": own,
-        "first": {peer: values[0] for peer, values in joined.items()},
-        "worst": {peer: min(values) for peer, values in joined.items()},
-        "last": {peer: values[-1] for peer, values in joined.items()},
+        "first": {peer: accuracies[0] for peer, accuracies in after_join.items()},
+        "worst": {peer: min(accuracies) for peer, accuracies in after_join.items()},
+        "last": {peer: accuracies[-1] for peer, accuracies in after_join.items()},
         "curves": curves,
     }
 
 
 def run_newcomer_cell(cell: StudyCell, job: Job) -> Record:
-    """Run a swarm; `cell.line` is its matching, "align" or "none"."""
+    """Run a swarm and return the newcomers' accuracies; `cell.line` is its matching, "align" or "none"."""
     durations = Durations()
     networks = pretrained_networks(job.folder / "networks", durations)
     with broker_for(None, say=False) as broker:
@@ -253,10 +263,11 @@ def draw_newcomers(folder: Path, records: Sequence[Record]) -> list[Path]:
     from ..study.figures import COLOURS, canvas, place_legend, save
 
     figure, axes = canvas(
-        "live processes on the built-in digits, 100 samples each, network 64=40=20=10; solid: mean of the "
-        "four newcomers, band: worst to best newcomer; dashed: mean of the four founders that they join, "
-        "which were trained together. With one hidden layer instead of two, accuracy hardly falls.\n"
-        "dotted: the newcomers' mean accuracy before they joined, and 0.9 of it."
+        "Live processes have 100 of the built-in digits each, and networks 64=40=20=10. A solid line is the "
+        "mean of the four newcomers, its band goes from the worst to the best newcomer; a dashed line is the "
+        "mean of the four founders that they join, which were trained together. With one hidden layer "
+        "instead of two, accuracy hardly falls.\n"
+        "The dotted lines are the newcomers' mean accuracy before they joined, and 0.9 of it."
     )
     own = float(np.mean(list(records[0]["own"].values())))
     for level, style in ((own, ":"), (0.9 * own, (0, (1, 4)))):
@@ -287,18 +298,19 @@ def draw_newcomers(folder: Path, records: Sequence[Record]) -> list[Path]:
 
 
 def _interpolate(grid: np.ndarray, curves: list[list[tuple[float, float]]]) -> np.ndarray:
-    """The values of each curve at the points of `grid`: one row per curve."""
+    """Return the values of each curve at the points of `grid`: one row per curve."""
     return np.stack([np.interp(grid, *np.array(sorted(curve)).T) for curve in curves])
 
 
 # --- widths -----------------------------------------------------------------------------------------
 
 WIDTHS = (40, 60, 100)
+"""Cells in the hidden layer."""
 PEERS_PER_WIDTH = 2
 
 
 def widths_config(rounds: int = 60, *, alone: bool = False) -> Config:
-    """The config of two peers of each width with 40 samples each; `alone`: they share nothing."""
+    """Return the config of two peers of each width with 40 samples each; `alone`: they share nothing."""
     groups = {
         width: list(range(index * PEERS_PER_WIDTH, (index + 1) * PEERS_PER_WIDTH))
         for index, width in enumerate(WIDTHS)
@@ -323,7 +335,7 @@ def widths_config(rounds: int = 60, *, alone: bool = False) -> Config:
 
 
 def width_of(peer: str) -> int:
-    """The hidden width of the peer with this name, which is its index."""
+    """Return the hidden width of the peer with this name, which is its index."""
     return WIDTHS[int(peer) // PEERS_PER_WIDTH]
 
 
@@ -385,9 +397,9 @@ def draw_widths(folder: Path, records: Sequence[Record]) -> list[Path]:
     from ..study.figures import COLOURS, canvas, place_legend, save
 
     figure, axes = canvas(
-        f"{PEERS_PER_WIDTH} live peers of every width, 40 of the built-in digits each, network 64=WIDTH=10; "
-        "mean over the peers of a width. solid: together, averaged at the common width of 100; dashed: each "
-        "peer on its own."
+        f"{PEERS_PER_WIDTH} live peers of every width have 40 of the built-in digits each, and networks "
+        "64=WIDTH=10. Lines are means over the peers of a width: solid if peers average together at the "
+        "common width of 100, dashed if each peer learns alone."
     )
     accuracies = curves(records)
     for colour, width in zip(COLOURS, WIDTHS, strict=False):
@@ -407,11 +419,12 @@ def draw_widths(folder: Path, records: Sequence[Record]) -> list[Path]:
 # --- compression ------------------------------------------------------------------------------------
 
 BASELINE = "uncompressed"
+"""The name of the runs that others are compared with."""
 COMPRESSORS = (
     "float16", "int8", "int4", "top-k:0.1", "top-k:0.05+int8", "mask:0.25", "subsample:0.5", "low-rank:4",
 )  # fmt: skip
 DRIFT_BOUNDS = (0.05, 0.1, 0.2)
-"""Relative changes below which a push is skipped."""
+"""A push is skipped while the model has changed by less than this fraction since the last one (`drift`)."""
 
 
 @dataclass(frozen=True)
@@ -431,7 +444,7 @@ class CompressionRun(StudyCell):
 def compression(entry: StudyEntry, quick: bool, seeds: range) -> Study[CompressionRun]:
     """Return the study of compressors; in each mode, the uncompressed baseline runs first."""
     rounds = 15 if quick else 40
-    names = {
+    compressors_of_mode = {
         "rounds": ("int8",) if quick else COMPRESSORS,
         "server": ("int8", "top-k:0.05+int8"),
         "async": () if quick else ("int8", "top-k:0.05+int8"),
@@ -442,7 +455,7 @@ def compression(entry: StudyEntry, quick: bool, seeds: range) -> Study[Compressi
         return CompressionRun(compressor, Gossip.model_validate({**common, **options}), rounds)
 
     cells = []
-    for mode, compressors in names.items():
+    for mode, compressors in compressors_of_mode.items():
         cells.append(cell(mode, BASELINE))
         cells += [cell(mode, name, compress=name) for name in compressors]
     bounds = DRIFT_BOUNDS[-1:] if quick else DRIFT_BOUNDS
@@ -457,9 +470,9 @@ def compression(entry: StudyEntry, quick: bool, seeds: range) -> Study[Compressi
 
 
 def compression_config(cell: CompressionRun) -> Config:
-    """Eight peers with 13,000 shared values.
+    """Return the config of eight peers with 13,000 shared values.
 
-    Each peer swaps two labels of its own, so output cells are not shared.
+    Two labels are swapped for each peer, another pair for each, so output cells are not shared.
     """
     return Config(
         name=f"compression-{cell.name}", peers=8, rounds=cell.rounds, test_every=cell.rounds,
@@ -473,7 +486,7 @@ def compression_config(cell: CompressionRun) -> Config:
 
 
 def run_compression_cell(cell: CompressionRun, job: Job) -> Record:
-    """Run one swarm in a folder of its own; accuracy is the mean over peers."""
+    """Run one swarm in a folder of its own and return its record; accuracy is the mean over peers."""
     outcome = run_quietly(compression_config(cell), cell.name, job)
     traffic = outcome.traffic
     return {

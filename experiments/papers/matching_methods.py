@@ -24,6 +24,7 @@ from ..data import Samples, load, partition
 # --- data -------------------------------------------------------------------------------------------
 
 DATA = ("mnist-5k", "digits", "mnist")
+"""The names of the data; see Setting."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Setting:
         return f"{self.data}, {self.layers} hidden, {split}"
 
     def layout(self, width: int | None = None) -> str:
-        """The layout of a network for this data; hidden layers have the peers' width by default."""
+        """Return the layout of a network for this data; hidden layers have the peers' width by default."""
         inputs = 64 if self.data == "digits" else 784
         return "=".join(map(str, [inputs, *[width or self.width] * self.layers, 10]))
 
@@ -78,16 +79,16 @@ class DataSplit:
 
 
 def counts_of(shares: Sequence[Samples]) -> np.ndarray:
-    """Numbers of samples `[peers, classes]`."""
+    """Return the numbers of samples `[peers, classes]`."""
     return np.stack([np.bincount(share.y.numpy(), minlength=10) for share in shares])
 
 
 def split_data(setting: Setting) -> DataSplit:
     """Load the data and split it among the peers."""
-    train, test = _samples(setting.data, setting.seed if setting.data == "digits" else 0)
+    train, test = _load_samples(setting.data, setting.seed if setting.data == "digits" else 0)
     rng = seeded_rng(setting.seed, "matching", "split")
     if setting.alpha is None:
-        indices_by_peer = _even(train.y.numpy(), setting.peers, rng)
+        indices_by_peer = _split_evenly(train.y.numpy(), setting.peers, rng)
     else:
         indices_by_peer = partition.dirichlet(
             train.y, setting.peers, setting.alpha, rng, minimum=10
@@ -95,8 +96,8 @@ def split_data(setting: Setting) -> DataSplit:
     return DataSplit(tuple(train.take(indices) for indices in indices_by_peer), test)
 
 
-def _even(labels: np.ndarray, peers: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Sample indices by peer: every class is split evenly."""
+def _split_evenly(labels: np.ndarray, peers: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Return sample indices by peer: every class is split evenly."""
     by_class = [
         np.array_split(rng.permutation(np.flatnonzero(labels == label)), peers)
         for label in np.unique(labels)
@@ -105,7 +106,8 @@ def _even(labels: np.ndarray, peers: int, rng: np.random.Generator) -> list[np.n
 
 
 @lru_cache(maxsize=2)
-def _samples(name: str, seed: int) -> tuple[Samples, Samples]:
+def _load_samples(name: str, seed: int) -> tuple[Samples, Samples]:
+    """Return training and test samples of one of DATA; the seed shuffles the digits."""
     data = load("digits" if name == "digits" else "mnist")
     assert data.test is not None
     train, test = (Samples(subset.flat(), subset.y) for subset in (data.train, data.test))
@@ -121,12 +123,12 @@ def _samples(name: str, seed: int) -> tuple[Samples, Samples]:
 
 # --- local training ---------------------------------------------------------------------------------
 
-RATE, BATCH, DECAY = 0.01, 32, 1e-6
+RATE, BATCH, WEIGHT_DECAY = 0.01, 32, 1e-6
 INIT_DEVIATION, INIT_BIAS = 0.1, 0.1
 
 
 def new_network(layout: str, seed: int) -> nn.Sequential:
-    """A ReLU network with the paper's initial values: weights N(0, 0.1²), biases 0.1."""
+    """Return a ReLU network with the paper's initial values: weights N(0, 0.1²), biases 0.1."""
     module = mlp(layout, activation="relu", output="none")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -156,7 +158,9 @@ def train(
     """
     parameters = list(module.parameters())
     start = [value.detach().clone() for value in parameters] if proximal else []
-    optimizer = torch.optim.Adam(parameters, RATE, weight_decay=DECAY, amsgrad=True, fused=True)
+    optimizer = torch.optim.Adam(
+        parameters, RATE, weight_decay=WEIGHT_DECAY, amsgrad=True, fused=True
+    )
     generator = torch.Generator().manual_seed(seed)
     labels = share.y if targets is None else targets
     for _ in range(epochs):
@@ -175,7 +179,7 @@ def train(
 
 
 def chain_of(module: nn.Module, name: str = "the network") -> Chain:
-    """The network's layers as numpy arrays."""
+    """Return the network's layers as numpy arrays."""
     return Chain.read({key: value.numpy() for key, value in module.state_dict().items()}, name)
 
 
@@ -186,16 +190,19 @@ DISTILLED_WIDTH = 500
 
 
 def average(chains: Sequence[Chain], weights: np.ndarray) -> Chain:
-    """One-shot FedAvg: average without matching, peers weighted by their numbers of samples."""
-    share, states = weights / weights.sum(), [chain.state(np.float64) for chain in chains]
-    means = {n: np.tensordot(share, np.stack([s[n] for s in states]), axes=1) for n in states[0]}
+    """Return the average of networks without matching (one-shot FedAvg); weights: numbers of samples."""
+    shares, states = weights / weights.sum(), [chain.state(np.float64) for chain in chains]
+    means = {
+        name: np.tensordot(shares, np.stack([state[name] for state in states]), axes=1)
+        for name in states[0]
+    }
     return Chain.read(means)
 
 
 def ensemble_outputs(
     chains: Sequence[Chain], x: Tensor, counts: np.ndarray | None = None
 ) -> Tensor:
-    """An ensemble's class probabilities; `counts` [peers, classes] weight each peer for each class."""
+    """Return an ensemble's class probabilities; `counts` [peers, classes] weight each peer for each class."""
     probabilities = torch.stack([torch.softmax(logits(chain, x), dim=1) for chain in chains])
     if counts is None:
         return probabilities.mean(dim=0)
@@ -207,7 +214,7 @@ def ensemble_outputs(
 def distill(
     chains: Sequence[Chain], shares: Sequence[Samples], layout: str, *, epochs: int, seed: int
 ) -> Chain:
-    """Train a new network on the ensemble's outputs for the samples of all peers."""
+    """Return a new network, trained on the ensemble's outputs for the samples of all peers."""
     pooled = Samples(torch.cat([s.x for s in shares]), torch.cat([s.y for s in shares]))
     targets = ensemble_outputs(chains, pooled.x).to(pooled.x.dtype)
     return chain_of(
@@ -218,7 +225,7 @@ def distill(
 def dp_means(
     chains: Sequence[Chain], counts: np.ndarray, *, limit: int = 700, passes: int = 20
 ) -> Chain:
-    """Cluster the cells of all peers, ignoring which peer they belong to (one hidden layer).
+    """Return a network with one hidden cell per cluster of all peers' cells, whichever peer they belong to.
 
     A cell whose distance from every centre exceeds the penalty becomes a new centre. To find the penalty,
     choose as many centres as a peer has cells, each as far from the others as possible; the penalty is then
@@ -228,8 +235,8 @@ def dp_means(
     if chains[0].hidden != 1:
         raise ValueError("DP-means of cells is defined for networks with one hidden layer")
     first, last = chains[0].layers
-    inputs, own = first.weight.shape[1], list(first.per_cell)
-    rows = np.concatenate([_rows(chain) for chain in chains])
+    inputs, per_cell_names = first.weight.shape[1], list(first.per_cell)
+    rows = np.concatenate([_cell_vectors(chain) for chain in chains])
     peer = np.repeat(np.arange(len(chains)), [chain.widths[1] for chain in chains])
     total = counts.sum(axis=0)
     shares = np.where(total > 0, counts / np.where(total > 0, total, 1), 1 / len(chains))
@@ -237,52 +244,55 @@ def dp_means(
     centres = rows.mean(axis=0, keepdims=True)
     label, members = np.zeros(len(rows), dtype=np.int64), np.ones((1, len(rows)))
     for _ in range(passes):
-        distance = _distances(rows, centres)
-        while (far := int(distance.min(axis=1).argmax())) is not None:
-            if distance[far].min() <= penalty or len(centres) >= limit:
+        distance = _squared_distances(rows, centres)
+        while len(centres) < limit:
+            farthest = int(distance.min(axis=1).argmax())
+            if distance[farthest].min() <= penalty:
                 break
-            centres = np.vstack([centres, rows[far]])
-            distance = np.hstack([distance, _distances(rows, rows[far][None])])
+            centres = np.vstack([centres, rows[farthest]])
+            distance = np.hstack([distance, _squared_distances(rows, rows[farthest][None])])
         used_centres, new_label = np.unique(distance.argmin(axis=1), return_inverse=True)
-        converged = len(used_centres) == len(centres) and np.array_equal(new_label, label)
+        has_converged = len(used_centres) == len(centres) and np.array_equal(new_label, label)
         label = new_label
         members = np.equal.outer(np.arange(len(used_centres)), label).astype(float)
         centres = members @ rows / members.sum(axis=1, keepdims=True)
-        if converged:
+        if has_converged:
             break
     weight = shares[peer]
     weight_sums = members @ weight
-    out = (
+    output_weights = (
         members @ (rows[:, -weight.shape[1] :] * weight) / np.where(weight_sums > 0, weight_sums, 1)
     )
     hidden = replace(
         first,
         weight=centres[:, :inputs],
-        per_cell={name: centres[:, inputs + index] for index, name in enumerate(own)},
+        per_cell={name: centres[:, inputs + index] for index, name in enumerate(per_cell_names)},
     )
     output_biases = {
         name: np.einsum("jk,jk->k", shares, np.stack([c.layers[1].per_cell[name] for c in chains]))
         for name in last.per_cell
     }
-    return Chain((hidden, Layer(out.T, output_biases, last.weight_name)))
+    return Chain((hidden, Layer(output_weights.T, output_biases, last.weight_name)))
 
 
-def _rows(chain: Chain) -> np.ndarray:
+def _cell_vectors(chain: Chain) -> np.ndarray:
+    """Return one row per hidden cell: its input weights, its values per cell, its output weights."""
     first, last = chain.layers
-    own = [value[:, None] for value in first.per_cell.values()]
-    return np.hstack([first.weight, *own, last.weight.T])
+    per_cell = [value[:, None] for value in first.per_cell.values()]
+    return np.hstack([first.weight, *per_cell, last.weight.T])
 
 
 def _farthest_first(rows: np.ndarray, count: int) -> float:
-    """The largest squared distance from `count` centres, each the point farthest from those before it."""
-    nearest = _distances(rows, rows.mean(axis=0, keepdims=True))[:, 0]
+    """Return the largest squared distance from `count` centres, each the point farthest from those before."""
+    nearest = _squared_distances(rows, rows.mean(axis=0, keepdims=True))[:, 0]
     for _ in range(count):
         chosen = rows[int(nearest.argmax())]
-        nearest = np.minimum(nearest, _distances(rows, chosen[None])[:, 0])
+        nearest = np.minimum(nearest, _squared_distances(rows, chosen[None])[:, 0])
     return float(nearest.max())
 
 
-def _distances(rows: np.ndarray, centres: np.ndarray) -> np.ndarray:
+def _squared_distances(rows: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """Return the squared distance of every row from every centre."""
     squared = (rows**2).sum(axis=1)[:, None] + (centres**2).sum(axis=1) - 2 * rows @ centres.T
     return np.maximum(squared, 0)
 
@@ -290,7 +300,9 @@ def _distances(rows: np.ndarray, centres: np.ndarray) -> np.ndarray:
 # --- every method on one setting --------------------------------------------------------------------
 
 SWEEPS = 5
+"""The largest number of sweeps of matching."""
 PROXIMAL = 0.01
+"""The weight of FedProx's penalty."""
 
 
 @dataclass(frozen=True)
@@ -324,7 +336,7 @@ class Peers:
         self._networks["own", self.setting.width, 0.0] = chains
 
     def networks(self, start: str, width: int | None = None, proximal: float = 0.0) -> list[Chain]:
-        """All peers' networks, trained from initial values of their `own`, or `shared` by all peers.
+        """Return all peers' networks, trained from initial values of their `own`, or `shared` by all peers.
 
         width: of the hidden layers; by default that of FedAvg.
         proximal: the weight of FedProx's penalty on the distance from the initial values.
@@ -343,11 +355,11 @@ class Peers:
         return self._networks[key]
 
     def seed(self, *names: object) -> int:
-        """A seed for one purpose."""
+        """Return a seed for the purpose that `names` describe."""
         return int(seeded_rng(self.setting.seed, "matching", *names).integers(2**31))
 
     def outcome(self, outputs: Tensor, cells: int, parameters: int) -> Outcome:
-        """The outcome of a network or ensemble with these outputs for the test samples."""
+        """Return the outcome of a network or ensemble with these outputs for the test samples."""
         return Outcome(accuracy(outputs, self.split.test.y), cells, parameters)
 
     def score(self, chain: Chain) -> Outcome:
@@ -368,12 +380,15 @@ class Peers:
 
 
 def _local(peers: Peers) -> Outcome:
+    """Return the mean accuracy of the peers' own networks."""
     outcomes = [peers.score(chain) for chain in peers.own]
     mean = float(np.mean([outcome.accuracy for outcome in outcomes]))
     return replace(outcomes[0], accuracy=mean)
 
 
-def _averaged(start: str, proximal: float = 0.0) -> Callable[[Peers], Outcome]:
+def _average_method(start: str, proximal: float = 0.0) -> Callable[[Peers], Outcome]:
+    """Return a method that averages networks; arguments as for `Peers.networks`."""
+
     def run(peers: Peers) -> Outcome:
         samples = peers.split.counts.sum(axis=1)
         return peers.score(average(peers.networks(start, proximal=proximal), samples))
@@ -381,12 +396,14 @@ def _averaged(start: str, proximal: float = 0.0) -> Callable[[Peers], Outcome]:
     return run
 
 
-def _matched(**options: object) -> Callable[[Peers], Outcome]:
-    chosen = MatchOptions(**{"sweeps": SWEEPS, **options})  # type: ignore[arg-type]
-    return lambda peers: peers.fused(chosen)
+def _match_method(**options: object) -> Callable[[Peers], Outcome]:
+    """Return a method that fuses the peers' own networks with these options of matching."""
+    match_options = MatchOptions(**{"sweeps": SWEEPS, **options})  # type: ignore[arg-type]
+    return lambda peers: peers.fused(match_options)
 
 
-def _distilled(peers: Peers) -> Outcome:
+def _distill_method(peers: Peers) -> Outcome:
+    """Distill the ensemble of the peers' own networks, and test the result."""
     setting = peers.setting
     layout, seed = setting.layout(DISTILLED_WIDTH), peers.seed("distil")
     chain = distill(peers.own, peers.split.shares, layout, epochs=setting.epochs, seed=seed)
@@ -394,41 +411,47 @@ def _distilled(peers: Peers) -> Outcome:
 
 
 LAMBDAS = (0.0, MAGI_KL, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
+"""The λ with which MAGI is run."""
 
 
 def magi(value: float, variance: float = 1.0) -> str:
-    """The name of MAGI with one λ (and a σ², if not 1); at λ = 0 it is PFNM."""
-    spread = "" if variance == 1 else f" σ²={variance:g}"
-    return f"MAGI{spread} λ={value:g}" if value else f"PFNM{spread}"
+    """Return the name of MAGI with one λ (and a σ², if not 1); at λ = 0 it is PFNM."""
+    variance_text = "" if variance == 1 else f" σ²={variance:g}"
+    return f"MAGI{variance_text} λ={value:g}" if value else f"PFNM{variance_text}"
 
 
 METHODS: Mapping[str, Callable[[Peers], Outcome]] = MappingProxyType(
     {
         "local": _local,
-        "FedAvg, own starts": _averaged("own"),
-        "FedAvg, shared start": _averaged("shared"),
-        "FedProx, shared start": _averaged("shared", PROXIMAL),
+        "FedAvg, own starts": _average_method("own"),
+        "FedAvg, shared start": _average_method("shared"),
+        "FedProx, shared start": _average_method("shared", PROXIMAL),
         "DP-means": lambda peers: peers.score(dp_means(peers.own, peers.split.counts)),
-        "PFNM": _matched(),
-        "PFNM γ0=1e-5": _matched(concentration=1e-5),
-        "PFNM σ²=0.1": _matched(variance=0.1, limit=None),
-        **{magi(value): _matched(kl=value) for value in LAMBDAS[1:]},
-        **{magi(value, 0.1): _matched(kl=value, variance=0.1, limit=None) for value in LAMBDAS[1:]},
+        "PFNM": _match_method(),
+        "PFNM γ0=1e-5": _match_method(concentration=1e-5),
+        "PFNM σ²=0.1": _match_method(variance=0.1, limit=None),
+        **{magi(value): _match_method(kl=value) for value in LAMBDAS[1:]},
+        **{
+            magi(value, 0.1): _match_method(kl=value, variance=0.1, limit=None)
+            for value in LAMBDAS[1:]
+        },
         "ensemble": lambda peers: peers.ensemble(None),
         "weighted ensemble": lambda peers: peers.ensemble(peers.split.counts),
-        "distillation": _distilled,
+        "distillation": _distill_method,
     }
 )
 
 
 # --- PFNM's streaming experiment: samples arrive in steps, a posterior is the next step's prior ------
 
-NEW_CELLS = 1  # γ0 of the paper: cells of a peer's next network that are not copies of fused cells
+NEW_CELLS = 1
+"""γ0 of the paper: the number of cells of a peer's next network that are not copies of fused cells."""
 NOISE = 0.05
+"""The standard deviation of the noise that is added to a peer's next network."""
 
 
 def run_stream(setting: Setting, steps: int) -> dict[int, dict[str, Outcome]]:
-    """Outcomes by step and method. The ensembles' networks are trained further in every step."""
+    """Return outcomes by step and method. The ensembles' networks are trained further in every step."""
     if setting.layers != 1:
         raise ValueError("the streaming experiment is defined for networks with one hidden layer")
     peers = Peers(setting)
@@ -437,8 +460,8 @@ def run_stream(setting: Setting, steps: int) -> dict[int, dict[str, Outcome]]:
     indices_by_step = [
         np.array_split(rng.permutation(len(share.y)), steps) for share in split.shares
     ]
-    modules = [_initial(setting, rng) for _ in split.shares]
-    ensemble = [_initial(setting, rng) for _ in split.shares]
+    modules = [_new_network(setting, rng) for _ in split.shares]
+    ensemble = [_new_network(setting, rng) for _ in split.shares]
     counts_so_far = np.zeros_like(split.counts)
     fused: Fusion | None = None
     outcomes: dict[int, dict[str, Outcome]] = {}
@@ -451,12 +474,12 @@ def run_stream(setting: Setting, steps: int) -> dict[int, dict[str, Outcome]]:
         counts = counts_of(shares)
         counts_so_far += counts
         if fused is not None:
-            modules = [_next(setting, fused, peer, rng) for peer in range(setting.peers)]
-        for module, other, share in zip(modules, ensemble, shares, strict=True):
+            modules = [_next_network(setting, fused, peer, rng) for peer in range(setting.peers)]
+        for module, ensemble_module, share in zip(modules, ensemble, shares, strict=True):
             seed = int(rng.integers(2**31))
-            for each in (module, other):
-                if len(share.y):
-                    train(each, share, epochs=setting.epochs, seed=seed)
+            if len(share.y):
+                train(module, share, epochs=setting.epochs, seed=seed)
+                train(ensemble_module, share, epochs=setting.epochs, seed=seed)
         chains, seed = [chain_of(module) for module in modules], int(rng.integers(2**31))
         past = fused.past if fused else None
         fused = fuse(chains, options, counts=counts, bias_mean=INIT_BIAS, past=past, seed=seed)
@@ -470,12 +493,18 @@ def run_stream(setting: Setting, steps: int) -> dict[int, dict[str, Outcome]]:
     return outcomes
 
 
-def _initial(setting: Setting, rng: np.random.Generator) -> nn.Sequential:
+def _new_network(setting: Setting, rng: np.random.Generator) -> nn.Sequential:
+    """Return a network with random initial values."""
     return new_network(setting.layout(), int(rng.integers(2**31)))
 
 
-def _next(setting: Setting, fused: Fusion, peer: int, rng: np.random.Generator) -> nn.Sequential:
-    """A peer's next initial network: fused cells drawn by how often it used them, a new cell, some noise."""
+def _next_network(
+    setting: Setting, fused: Fusion, peer: int, rng: np.random.Generator
+) -> nn.Sequential:
+    """Return the network that a peer trains in the next step.
+
+    Its cells are fused cells, drawn by how often the peer used them, and NEW_CELLS new ones, with some noise.
+    """
     _, uses = fused.past.parts[0]
     weights = uses[peer] + 1e-9  # cells that the peer never used are hardly ever drawn
     count = setting.width - NEW_CELLS
@@ -491,7 +520,7 @@ def _next(setting: Setting, fused: Fusion, peer: int, rng: np.random.Generator) 
         **{name: with_new_cells(value) for name, value in first.per_cell.items()},
         last.weight_name: with_new_cells(last.weight.T).T, **last.per_cell,
     }  # fmt: skip
-    module = _initial(setting, rng)
+    module = _new_network(setting, rng)
     noisy = {name: value + NOISE * rng.normal(size=value.shape) for name, value in values.items()}
     module.load_state_dict({name: torch.from_numpy(v).float() for name, v in noisy.items()})
     return module

@@ -23,8 +23,9 @@ from . import StudyEntry
 
 SYNTHETIC = "synthetic"
 SENSORS = "hapt-sitstand"
-STRENGTHS = (0.03, 0.1, 0.3, 1.0)
-"""Regularisation strengths to choose from: λ2 of separate and pooled models, m·λ1 of MOCHA."""
+"""The names of the two sources of tasks."""
+REGULARISATIONS = (0.03, 0.1, 0.3, 1.0)
+"""Strengths of regularisation to choose from: λ2 of separate and pooled models, m·λ1 of MOCHA (m tasks)."""
 MOCHA_SHRINK = 0.01
 """MOCHA's λ2; small, since most of its regularisation is the relation between tasks."""
 VALIDATION_SHARE = 0.25
@@ -41,9 +42,9 @@ class Subjects:
 
 @cache
 def subjects(seed: int = 0) -> Subjects:
-    """Sitting against standing, a task per person; synthetic tasks if the data files are missing.
+    """Return the tasks of all persons, sitting against standing; synthetic tasks if data files are missing.
 
-    Loaded once in every process.
+    They are loaded once in every process.
     """
     try:
         data = load(SENSORS).train
@@ -60,7 +61,8 @@ def subjects(seed: int = 0) -> Subjects:
 def synthetic(
     seed: int, people: int = 16, samples: int = 120, features: int = 30
 ) -> list[LinearTask]:
-    """Tasks of three groups of people; weights are similar within a group, and 10 % of labels are wrong."""
+    """Return tasks of three groups of people; weights are similar in a group, and 10 % of labels are
+    wrong."""
     random = seeded_rng(seed, "related tasks")
     group_weights = random.standard_normal((3, features))
     tasks = []
@@ -73,48 +75,51 @@ def synthetic(
 
 
 def with_bias(x: np.ndarray) -> np.ndarray:
-    """Append a feature that is always 1, for the bias."""
+    """Return inputs with one more feature that is always 1, for the bias."""
     return np.concatenate([x, np.ones((len(x), 1))], axis=1)
 
 
 Tasks = list[LinearTask]
+"""The samples of every subject."""
 
 
-def split(people: Subjects, samples: int, seed: int) -> tuple[Tasks, Tasks]:
-    """Split every subject's samples: `samples` for training, with both classes; the rest for testing.
+def split_samples(people: Subjects, samples: int, seed: int) -> tuple[Tasks, Tasks]:
+    """Return standardised training and test samples of every subject.
 
-    Features are standardised.
+    samples: how many of each subject are for training, of both classes; the others are for testing.
     """
     random = seeded_rng(seed, "subjects", people.name)
     train_rows, test_rows = [], []
     for task in people.tasks:
         order = random.permutation(len(task.y))
+        # One sample of each class comes first, so that both are among the training samples.
         firsts = [int(np.flatnonzero(task.y[order] == label)[0]) for label in (-1.0, 1.0)]
         order = np.concatenate([order[firsts], np.delete(order, firsts)])
         train_rows.append(order[:samples])
         test_rows.append(order[samples:])
-    train = np.concatenate([t.x[c] for t, c in zip(people.tasks, train_rows, strict=True)])
+    train = np.concatenate([t.x[rows] for t, rows in zip(people.tasks, train_rows, strict=True)])
     mean, deviation = train.mean(axis=0), train.std(axis=0)
     mean[-1], deviation[-1] = 0.0, 1.0  # the bias feature stays 1
     deviation[deviation < 1e-9] = 1.0
 
-    def take(rows: Sequence[np.ndarray]) -> list[LinearTask]:
+    def standardised(rows_by_task: Sequence[np.ndarray]) -> list[LinearTask]:
+        # Divided by the root of the number of features too, so that inputs have a length of about 1.
         return [
-            LinearTask((t.x[r] - mean) / deviation / np.sqrt(t.x.shape[1]), t.y[r])
-            for t, r in zip(people.tasks, rows, strict=True)
+            LinearTask((t.x[rows] - mean) / deviation / np.sqrt(t.x.shape[1]), t.y[rows])
+            for t, rows in zip(people.tasks, rows_by_task, strict=True)
         ]
 
-    return take(train_rows), take(test_rows)
+    return standardised(train_rows), standardised(test_rows)
 
 
 def separate(train: Sequence[LinearTask], strength: float, seed: int) -> MultiTaskResult:
-    """A separate model for each subject."""
+    """Learn a separate model for each subject."""
     options = MultiTaskOptions(relation=0.0, shrink=strength)
     return learn_tasks(train, options, alternations=1, rounds=30, learn_omega=False, seed=seed)
 
 
 def pooled(train: Sequence[LinearTask], strength: float, seed: int) -> MultiTaskResult:
-    """One model for all subjects, trained on the samples of all subjects."""
+    """Learn one model for all subjects, on the samples of all subjects."""
     pooled_task = LinearTask(
         np.concatenate([t.x for t in train]), np.concatenate([t.y for t in train])
     )
@@ -128,7 +133,7 @@ def pooled(train: Sequence[LinearTask], strength: float, seed: int) -> MultiTask
 
 
 def mocha(train: Sequence[LinearTask], strength: float, seed: int) -> MultiTaskResult:
-    """Related models; a third of the nodes is slow, and does only a part of a round or none of it."""
+    """Learn related models; a third of the nodes are slow, and do only a part of a round or none of it."""
     rng = seeded_rng(seed, "stragglers")
 
     def effort(round: int, task: int) -> float:
@@ -140,31 +145,37 @@ def mocha(train: Sequence[LinearTask], strength: float, seed: int) -> MultiTaskR
 
 
 METHODS = {"separate": separate, "pooled": pooled, "MOCHA": mocha}
+"""Functions of (training samples, strength of regularisation, seed) by the name of the method."""
 
 
 def run(method: str, train: Tasks, test: Tasks, seed: int) -> Record:
-    """Choose the strength on a validation set, then train on all training samples and test.
+    """Choose the strength of regularisation on a validation set, then train on all samples and test.
 
     Returns each subject's accuracy, the chosen strength, and the objective after every alternation.
     """
     learn = METHODS[method]
     counts = [len(task.y) - max(int(VALIDATION_SHARE * len(task.y)), 1) for task in train]
-    fit = [LinearTask(t.x[:k], t.y[:k]) for t, k in zip(train, counts, strict=True)]
+    fitted = [LinearTask(t.x[:k], t.y[:k]) for t, k in zip(train, counts, strict=True)]
     validation = [LinearTask(t.x[k:], t.y[k:]) for t, k in zip(train, counts, strict=True)]
-    scores = [np.mean(_accuracies(learn(fit, each, seed), validation)) for each in STRENGTHS]
-    strength = STRENGTHS[int(np.argmax(scores))]
+    scores = [
+        np.mean(_accuracies(learn(fitted, strength, seed), validation))
+        for strength in REGULARISATIONS
+    ]
+    strength = REGULARISATIONS[int(np.argmax(scores))]
     result = learn(train, strength, seed)
     accuracies = _accuracies(result, test)
     return {"by_subject": accuracies, "strength": strength, "objectives": result.objectives}
 
 
 def _accuracies(result: MultiTaskResult, tasks: Tasks) -> list[float]:
+    """Return the accuracy of every subject's model on its samples."""
     return [result.correct(t, task) / len(task.y) for t, task in enumerate(tasks)]
 
 
 # --- the study --------------------------------------------------------------------------------------
 
 SAMPLES = (10, 30, 70)
+"""Training samples per subject."""
 FIRST_SEED = 10
 """The seed of the first random split. Settings were tuned on the test samples of seeds 0 to 9, so results
 with those seeds would be biased."""
@@ -197,7 +208,7 @@ def multitask(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
 def run_cell(cell: Cell, job: Job) -> Record:
     """Run one method on one split."""
     people = subjects()
-    result = run(cell.line, *split(people, cell.samples, cell.seed), cell.seed)
+    result = run(cell.line, *split_samples(people, cell.samples, cell.seed), cell.seed)
     return {
         "data": people.name, "subjects": len(people.tasks), "seed": cell.seed, "samples": cell.samples,
         "method": cell.line, "accuracy": float(np.mean(result["by_subject"])), **result,
@@ -205,12 +216,16 @@ def run_cell(cell: Cell, job: Job) -> Record:
 
 
 def summarise(records: Sequence[Record]) -> Frame:
-    """Return a row for every method and number of samples."""
+    """Return a row for every method and number of samples.
+
+    low, high: the lowest and the highest accuracy of a random split. worst: the mean of the worst subject's.
+    wins, draws: in how many splits the method is best, of how many. fell: whether F never rose.
+    """
     frame = frame_of(records, ordered=["method"])
     best = frame.groupby(["seed", "samples"])["accuracy"].transform("max")
     frame["wins"] = frame["accuracy"] == best
     frame["worst"] = frame["by_subject"].map(min)
-    frame["fell"] = [np.diff(each).max() <= 1e-9 * each[0] for each in frame["objectives"]]
+    frame["fell"] = [np.diff(values).max() <= 1e-9 * values[0] for values in frame["objectives"]]
     return (
         frame.groupby(["method", "samples"], observed=True)
         .agg(
@@ -222,7 +237,7 @@ def summarise(records: Sequence[Record]) -> Frame:
 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:
-    """Return accuracies, those of the worst subject, how often each method is best, and whether F fell."""
+    """Return the table: accuracy, the worst subject's, how often each method is best, and whether F fell."""
     summary = summarise(records)
     summary["best in"] = [
         f"{w} of {n}" for w, n in zip(summary["wins"], summary["draws"], strict=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MODEL = "everyone"
-"""The partial model that all peers implement."""
+"""The partial model that all peers have."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Scheme:
     share: float
     """The share of the cells of every hidden layer that is averaged."""
     outputs: Literal["shared", "own"] = "own"
+    """Whether the output layer is averaged, or private to each peer."""
     buffers: Buffers = "recompute"
     """What happens to the running statistics of batch norm, if the network has any."""
     init: Literal["same", "per peer"] = "same"
@@ -60,7 +61,7 @@ class Scheme:
     """Whether peers decide by themselves what they share, beginning with `share`."""
 
     def slices(self, output: str) -> dict[str, dict[str, float]]:
-        """The slices of a network whose output layer is called `output`."""
+        """Return the slices of a network whose output layer is called `output`."""
         if not self.share:
             return {}
         return {MODEL: {"*": self.share, output: float(self.outputs == "shared")}}
@@ -127,7 +128,11 @@ class DataSplit:
 
 
 def run_cell(cell: Cell, job: Job) -> Record:
-    """Train and average, testing every `test_every` rounds; accuracies are means over peers."""
+    """Train and average, and test every `test_every` rounds; return the accuracies, means over peers.
+
+    own, common: accuracy on each peer's own test, and on the common test. worst: the lowest own accuracy.
+    shared: the share of the parameters that all peers average at the end.
+    """
     setting = cell.setting
     data = load_once(setting.data)
     split = split_data(setting, data, cell.seed)
@@ -141,10 +146,10 @@ def run_cell(cell: Cell, job: Job) -> Record:
             own, common = _accuracies(learners, split)
             by_round.append((index, float(own.mean()), float(common.mean())))
     network = learners[0].network
-    everyone = "global" if sharing else MODEL
-    shared = (
-        len(network.slicing.coordinates(everyone)) if everyone in network.averaged_models else 0
-    )
+    model_of_all = "global" if sharing else MODEL
+    shared = 0
+    if model_of_all in network.averaged_models:
+        shared = len(network.slicing.coordinates(model_of_all))
     return {
         "network": cell.network, "scheme": cell.scheme.name, "seed": cell.seed,
         "own": float(own.mean()), "common": float(common.mean()), "worst": float(own.min()),
@@ -155,7 +160,7 @@ def run_cell(cell: Cell, job: Job) -> Record:
 
 
 def make_learners(cell: Cell, classes: int, split: DataSplit) -> list[SgdLearner]:
-    """A learner for every peer; for one seed, all schemes have the same initial values and sample order."""
+    """Return a learner for every peer; for one seed, all schemes have the same initial values and samples."""
     setting, seed, test = cell.setting, cell.seed, split.test
     # The layers are the same for all peers, so they are discovered once.
     anatomy = discover(_module(setting, classes, test.x), test.x[:1])
@@ -176,7 +181,7 @@ def make_learners(cell: Cell, classes: int, split: DataSplit) -> list[SgdLearner
 def make_network(
     module: nn.Module, anatomy: Anatomy, scheme: Scheme, peer: str, seed: int
 ) -> SlicedNetwork:
-    """A peer's network under a scheme, with its initial values."""
+    """Return a peer's network under a scheme, with its initial values."""
     if scheme.init == "same":
         # Constructing it with a seed initialises `module` in place; with everything shared, the values are
         # the same on all peers.
@@ -191,11 +196,11 @@ def make_network(
 def split_data(setting: Setting, data: Dataset, seed: int) -> DataSplit:
     """Split a data set into training samples for each peer, and test samples."""
     if data.test is None:
-        return _by_group(setting, data, seed)
+        return _split_by_group(setting, data, seed)
     order = seeded_rng(seed, "training samples").permutation(len(data.train))
-    train = _shaped(setting, data.train.take(order[: setting.peers * setting.samples]))
+    train = _reshape_samples(setting, data.train.take(order[: setting.peers * setting.samples]))
     order = seeded_rng(seed, "test samples").permutation(len(data.test))
-    test = _shaped(setting, data.test.take(order[: setting.test]))
+    test = _reshape_samples(setting, data.test.take(order[: setting.test]))
     indices_by_peer = partition.dirichlet(
         train.y, setting.peers, setting.alpha, seeded_rng(seed, "partition"), 2 * setting.batch
     )
@@ -209,14 +214,14 @@ def split_data(setting: Setting, data: Dataset, seed: int) -> DataSplit:
     return DataSplit(train_by_peer, test, weights / weights.sum(1, keepdim=True))
 
 
-def _by_group(setting: Setting, data: Dataset, seed: int) -> DataSplit:
+def _split_by_group(setting: Setting, data: Dataset, seed: int) -> DataSplit:
     """Give each peer one group: the first half of each class is for training, the second half for testing.
 
     Neighbouring windows of a recording overlap, so after a random split the test samples would overlap with
     training samples. The common test is the union of all peers' test halves.
     """
     groups = partition.by_group(data.train.group, setting.peers, None, seeded_rng(seed, "groups"))
-    samples = _shaped(setting, data.train)
+    samples = _reshape_samples(setting, data.train)
     train: list[np.ndarray] = []  # sample indices by peer
     test: list[np.ndarray] = []
     for peer, group in enumerate(groups):
@@ -227,14 +232,15 @@ def _by_group(setting: Setting, data: Dataset, seed: int) -> DataSplit:
             (train, setting.samples, "training", "samples"),
             (test, setting.test, "test", "test"),
         )
-        for side, (chosen, count, use, option) in enumerate(uses):
-            available = np.concatenate([half[side] for half in halves])
+        for half, (indices_by_peer, count, use, option) in enumerate(uses):
+            available = np.concatenate([halves_of_class[half] for halves_of_class in halves])
             if count > len(available):
                 raise DataError(
                     f"{data.name}: peer {peer}'s {use} half has only {len(available)} samples, {count} "
                     f"requested: lower {option}"
                 )
-            chosen.append(seeded_rng(seed, "half", side, peer).permutation(available)[:count])
+            order = seeded_rng(seed, "half", half, peer).permutation(available)
+            indices_by_peer.append(order[:count])
     own = torch.eye(setting.peers).repeat_interleave(setting.test, dim=1) / setting.test
     return DataSplit(
         [samples.take(indices) for indices in train], samples.take(np.concatenate(test)), own
@@ -243,7 +249,7 @@ def _by_group(setting: Setting, data: Dataset, seed: int) -> DataSplit:
 
 @torch.no_grad()
 def _accuracies(learners: Sequence[SgdLearner], split: DataSplit) -> tuple[Tensor, Tensor]:
-    """Every peer's accuracy on its own test, and on the common test."""
+    """Return every peer's accuracy on its own test, and on the common test."""
     correct_by_peer = []
     for learner in learners:
         network = learner.network
@@ -259,14 +265,15 @@ def _accuracies(learners: Sequence[SgdLearner], split: DataSplit) -> tuple[Tenso
 
 
 def _module(setting: Setting, classes: int, inputs: Tensor) -> nn.Module:
+    """Return a new network for inputs of this shape."""
     shape = {"channels": inputs.shape[-1 if setting.layout == "series" else 1], "classes": classes}
     if setting.layout == "images":
         shape["size"] = inputs.shape[-1]
     return NETWORKS[setting.network](**shape, **setting.options)
 
 
-def _shaped(setting: Setting, samples: Samples) -> Samples:
-    """The samples in the shape that the network expects."""
+def _reshape_samples(setting: Setting, samples: Samples) -> Samples:
+    """Return samples in the shape that the network expects; see `layout` of Setting."""
     if setting.layout == "images":
         return samples
     series = samples.x.flatten(1, -2) if samples.x.ndim > 3 else samples.x
@@ -283,18 +290,18 @@ FEDPER = Scheme("FedPer", 1.0)
 """All layers are averaged, except the outputs, which are private."""
 FEDBN = Scheme("FedBN", 1.0, "shared", buffers="local")
 PARTIAL = Scheme("partial 0.8", 0.8)
-PER_PEER = ", per-peer init"
+PER_PEER_SUFFIX = ", per-peer init"
 """Ends the name of a scheme whose private cells have different initial values on each peer."""
-PRIOR = ", prior"
+PRIOR_SUFFIX = ", prior"
 """Ends the name of a scheme with a log-prior."""
 SCHEMES = (
     LOCAL, FULL, FEDPER, FEDBN, PARTIAL,
     Scheme("partial 0.5", 0.5),
     Scheme("partial 0.8 + outputs", 0.8, "shared"),
-    replace(FEDPER, name=FEDPER.name + PER_PEER, init="per peer"),
-    replace(PARTIAL, name=PARTIAL.name + PER_PEER, init="per peer"),
-    replace(FULL, name=FULL.name + PRIOR, prior="auto"),
-    replace(FEDPER, name=FEDPER.name + PRIOR, prior="auto"),
+    replace(FEDPER, name=FEDPER.name + PER_PEER_SUFFIX, init="per peer"),
+    replace(PARTIAL, name=PARTIAL.name + PER_PEER_SUFFIX, init="per peer"),
+    replace(FULL, name=FULL.name + PRIOR_SUFFIX, prior="auto"),
+    replace(FEDPER, name=FEDPER.name + PRIOR_SUFFIX, prior="auto"),
     replace(FULL, name="auto", prior="auto", auto=True),
 )  # fmt: skip
 """The schemes that are compared. With full averaging, the running statistics of batch norm are averaged too;
@@ -368,7 +375,7 @@ def table(records: Sequence[Record]) -> dict[str, Frame]:
 
 
 def _difference(by_seed: Frame, scheme: str, baseline: str) -> str:
-    """Mean and standard error over the seeds that both schemes have; without error for a single seed."""
+    """Return the mean difference and its standard error, over the seeds that both schemes have, as text."""
     if scheme == baseline or baseline not in by_seed:
         return ""
     paired = (by_seed[scheme] - by_seed[baseline]).dropna()
@@ -379,7 +386,7 @@ def _difference(by_seed: Frame, scheme: str, baseline: str) -> str:
 
 
 def caption(settings: Sequence[Setting]) -> str:
-    """The figure's caption: data, training, and what each scheme averages."""
+    """Return the figure's caption: data, training, and what each scheme averages."""
     first = settings[0]  # settings of one study have the same data and rounds
     if first.data == "hapt-raw":
         data = (
@@ -421,25 +428,25 @@ def draw(
     for row, network in zip(grid, networks, strict=True):
         of_network = [r for r in records if r["network"] == network]
         for axes, column, test in zip(row, (1, 2), ("own test", "common test"), strict=True):
-            _curves(axes, of_network, column)
+            _draw_curves(axes, of_network, column)
             axes.set(title=f"{network}: {test}", ylabel="accuracy")
     for axes in grid[-1]:
         axes.set_xlabel("rounds")
-    fullest = max(
-        (row[0] for row in grid), key=lambda axes: len(axes.get_legend_handles_labels()[0])
+    # The legend is that of the row with the most schemes.
+    handles, labels = max(
+        (row[0].get_legend_handles_labels() for row in grid), key=lambda legend: len(legend[0])
     )
-    figure.legend(
-        *fullest.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=9
-    )
+    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
     figure.suptitle(title)
     return save(figure, path)
 
 
 def _base_name(scheme: str) -> str:
-    return scheme.removesuffix(PER_PEER).removesuffix(PRIOR)
+    """Return the name of a scheme without the suffix of its variant."""
+    return scheme.removesuffix(PER_PEER_SUFFIX).removesuffix(PRIOR_SUFFIX)
 
 
-def _curves(axes: Axes, records: Sequence[Record], column: int) -> None:
+def _draw_curves(axes: Axes, records: Sequence[Record], column: int) -> None:
     """Draw a curve for every scheme; `column` of `by_round` has the accuracy."""
     from ..study.figures import COLOURS, MARKERS
 
@@ -450,7 +457,7 @@ def _curves(axes: Axes, records: Sequence[Record], column: int) -> None:
         error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
         # Variants of a scheme have its colour: dotted with per-peer init, dashed with a prior.
         style = style_order.index(_base_name(scheme))
-        line = ":" if PER_PEER in scheme else "--" if PRIOR in scheme else "-"
+        line = ":" if PER_PEER_SUFFIX in scheme else "--" if PRIOR_SUFFIX in scheme else "-"
         axes.errorbar(
             curves[0, :, 0], values.mean(0), yerr=error, label=scheme, capsize=2, linewidth=1.5,
             markersize=5, color=COLOURS[style], marker=MARKERS[style],

@@ -1,137 +1,238 @@
-"""The experiments of the paper on partial models (003): how much to average, and with which peers."""
+"""The experiments of the paper on partial models (003): how much peers should average, and with which peers.
+
+docs/explanation/vocabulary.md explains the layouts: `784=300=100=10` is a network with 300 and 100 cells in
+its hidden layers, `784-250-80-10` are the cells of it that belong to one partial model, and `50<>400` is an
+associative network. A cell is a neuron, except in the name `Cell`: a cell of a study is one run of its grid.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
+from ..arena.simulation import Simulation
 from ..config.tables import Config, Data, Model, Network, TaskEntry, Training
 from ..results import Record
-from ..study import Frame, Study, as_text, frame_of
-from ..study.sweep import Cell, run_cells, stackable
+from ..study import EachCell, Frame, Job, Study, as_text, frame_of
+from ..study.sweep import Cell, Outcome, run_cells, stackable_batches
 from . import StudyEntry
+
+AUTO: Literal["auto"] = "auto"
+"""The scheme and the curve of peers that decide by themselves what they share: `sharing = "auto"`."""
 
 
 def figure_study(
-    entry: StudyEntry, cells: Sequence[Cell], *, x_label: str, legend: str, caption: str
+    entry: StudyEntry,
+    runs: Sequence[Cell],
+    *,
+    x_label: str,
+    legend: str,
+    caption: str,
+    rearrange: Callable[[Sequence[Record]], Sequence[Record]] = lambda records: records,
 ) -> Study[Cell]:
-    """Return the study of a figure: medians over seeds by curve and x, with the paper's quintiles as bars.
+    """Return the study of one figure, which shows the median accuracy over seeds by curve and x.
 
-    cells: the runs of all seeds; `line` is the curve, and the settings have the figure's x.
+    entry: the study's entry in the table of papers, with its name, title and origin.
+    runs: one cell per run, of all seeds; `line` is the name of its curve, and `settings["x"]` its x. A run
+        with `sharing = "auto"` has no averaging level: where x is one, its x is None, and the figure has a
+        dashed line at its accuracy. A run without an x is tested every `test_every` mini-batches, and
+        has a point of the curve for each test.
+    legend: the title of the legend, which says what the curves' names mean.
+    rearrange: makes records of the figure's points from those of the runs, if they differ.
     """
 
     def table(records: Sequence[Record]) -> dict[str, Frame]:
-        names = {
+        titles = {
             "line": legend, "x": x_label, "low": "second quintile", "high": "third quintile",
         }  # fmt: skip
-        formats = dict.fromkeys(("median", "low", "high", "mean"), ".4f")
-        frame = as_text(points(records), {"x": "g", **formats})
-        return {"summary": frame.rename(columns=names)}
+        formats = dict.fromkeys(("median", "low", "high", "mean", "deviation"), ".4f")
+        frame = as_text(points(rearrange(records)), {"x": "g", **formats})
+        frame["x"] = frame["x"].replace("", AUTO)
+        return {"summary": frame.rename(columns=titles)}
 
     def figure(folder: Path, records: Sequence[Record]) -> list[Path]:
         from ..study.figures import draw_lines
 
-        medians = points(records)
+        medians = points(rearrange(records))
+        count = int(medians["runs"].min())
         full_caption = (
-            f"{entry.origin}; median of {medians['runs'].min()} runs, bars as in the paper: second and "
-            f"third quintile (quantiles 0.4 and 0.6, a fifth of the runs).\n{caption}"
+            f"{entry.origin}. A point is the median of {count} run{'s' * (count != 1)}. A bar goes from the "
+            "second to the third quintile, as in the paper: from the quantile 0.4 to 0.6, so it holds the "
+            f"middle fifth of the runs.\n{caption}"
         )
         return draw_lines(
             folder / "figure", medians, ("line", "x", "median", "low", "high"),
             title=entry.title, x_label=x_label, legend=legend, caption=full_caption,
         )  # fmt: skip
 
+    if any("x" not in run.settings for run in runs):
+        return Study(
+            entry.name, runs, EachCell(run_with_tests), table, figure,
+            latest=lambda r: f"{r['line']}: {r['accuracy']:.3f}",
+        )  # fmt: skip
     return Study(
-        entry.name, cells, run_cells, table, figure,
-        batches=stackable,
-        latest=lambda r: f"{r['line']} at {r['settings']['x']:g}: {r['accuracy']:.3f}",
+        entry.name, runs, run_cells, table, figure,
+        batches=stackable_batches,
+        latest=lambda r: f"{r['line']} at {r['settings']['x']}: {r['accuracy']:.3f}",
     )  # fmt: skip
 
 
-def points(records: Sequence[Record]) -> Frame:
-    """Return a row for every curve and x: runs, median, quantiles 0.4 (low) and 0.6 (high), and mean.
+def run_with_tests(cell: Cell, job: Job) -> Record:
+    """Run one cell; the record has the mean accuracy after every `test_every` mini-batches.
 
-    Curves are in the order in which they first appear, x increases.
+    Peers may train several mini-batches between two averagings (`every`); tests between them show the
+    peers' own progress.
     """
-    rows = [{"line": r["line"], "accuracy": r["accuracy"], **r["settings"]} for r in records]
-    groups = frame_of(rows, ordered=["line"]).groupby(["line", "x"], observed=True)["accuracy"]
+    config = cell.config
+    by_mini_batch = config.model_copy(update={"every": 1, "gain": 0.0})
+    arena = Simulation.of(by_mini_batch, cell.source, warn=False).arena(job.threads)
+    tests: list[tuple[int, float]] = []
+    for number in range(1, config.round_count * config.every + 1):
+        if number % config.every:
+            arena.train()
+        else:
+            arena.train_and_average()
+        if number % config.test_every == 0:
+            tests.append((number, Outcome.of(arena.test()).accuracy))
+    return {
+        "line": cell.line, "settings": dict(cell.settings), "seed": config.seed,
+        "accuracy": tests[-1][1], "tests": tests,
+    }  # fmt: skip
+
+
+def points(records: Sequence[Record]) -> Frame:
+    """Return a row for every curve and x: runs, median, quantiles 0.4 (low) and 0.6 (high), mean, deviation.
+
+    Curves are in the order in which they first appear, and x increases; NaN is last.
+    """
+    rows = [
+        {"line": record["line"], "x": x, "accuracy": accuracy}
+        for record in records
+        for x, accuracy in record.get("tests") or [(record["settings"]["x"], record["accuracy"])]
+    ]
+    groups = frame_of(rows, ordered=["line"]).groupby(["line", "x"], observed=True, dropna=False)
+    accuracies = groups["accuracy"]
     columns = {
-        "runs": groups.size(), "median": groups.median(), "low": groups.quantile(0.4),
-        "high": groups.quantile(0.6), "mean": groups.mean(),
+        "runs": accuracies.size(), "median": accuracies.median(), "low": accuracies.quantile(0.4),
+        "high": accuracies.quantile(0.6), "mean": accuracies.mean(),
+        "deviation": accuracies.std(),
     }  # fmt: skip
     return frame_of(columns).reset_index().astype({"line": str})
 
 
 # --- V.3: perceptrons --------------------------------------------------------------------------------
 
-# Averaging levels: cells of the second hidden layer in the global model → cells of the first hidden layer.
-LEVELS = {0: 0, 15: 50, 30: 100, 60: 200, 80: 250, 100: 300}
+FIRST_LAYER_CELLS = {0: 0, 15: 50, 30: 100, 60: 200, 80: 250, 100: 300}
+"""The paper's averaging levels. A level is the number of cells of the second hidden layer, of 100, in the
+global model; the value is the number of cells of the first hidden layer, of 300, that go with it."""
 
 
-def _swarm(
+def _input_cells(quick: bool) -> int:
+    """Return the number of input cells: one per pixel of scikit-learn's digits, or of MNIST's."""
+    return 64 if quick else 784
+
+
+def _swarm_config(
     entry: StudyEntry,
     quick: bool,
+    *,
     seed: int,
     peers: int,
     rounds: int,
     data: Data,
-    *tasks: TaskEntry,
+    tasks: Sequence[TaskEntry],
 ) -> Config:
-    """The paper's swarm: networks `784=300=100=10` of sigmoid cells; with `quick`, the built-in digits.
+    """Return the config of the paper's swarm, without its partial models and its training.
 
-    In a quick run hidden cells are tanh: sigmoid cells would stay on their initial plateau during its few
-    rounds, and the figure would show no differences.
+    Networks are `784=300=100=10` with sigmoid cells. In a quick run hidden cells are tanh: sigmoid cells
+    would hardly learn during its few rounds, and the figure would show no differences.
     """
-    inputs, activation = (64, "tanh") if quick else (784, "sigmoid")
-    network = Network(layout=f"{inputs}=300=100=10", activation=activation, output="sigmoid")
+    network = Network(
+        layout=f"{_input_cells(quick)}=300=100=10",
+        activation="tanh" if quick else "sigmoid",
+        output="sigmoid",
+    )
     return Config(
         name=entry.name, seed=seed, peers=peers, rounds=rounds, data=data, tasks=list(tasks),
         network=network,
     )  # fmt: skip
 
 
-def _cell(line: str, x: int, swarm: Config, models: list[Model], size: int) -> Cell:
-    """A run with mini-batches of `size` samples at the paper's learning rate; half of it for tanh cells."""
+Scheme: TypeAlias = list[Model] | Literal["auto"]
+"""What peers share: these partial models, or what they decide by themselves."""
+
+
+def _run(curve: str, x: int | None, swarm: Config, scheme: Scheme, mini_batch: int) -> Cell:
+    """Return one run: a swarm that shares by this scheme and averages after every `mini_batch` samples.
+
+    The learning rate is the paper's for sigmoid cells, and half of it for tanh cells.
+    """
     rate = 0.05 if swarm.network.activation == "tanh" else 0.1
-    training = Training(local_samples=size, rate=rate, loss="squared", reduction="sum")
-    return Cell(line, swarm.model_copy(update={"models": models, "training": training}), {"x": x})
+    training = Training(local_samples=mini_batch, rate=rate, loss="squared", reduction="sum")
+    sharing = {"sharing": "auto"} if scheme == AUTO else {"models": scheme}
+    config = swarm.model_copy(update={"training": training, **sharing})
+    return Cell(curve, config, {"x": x})
 
 
-def _level(quick: bool, level: int) -> list[Model]:
-    """The models of the paper's averaging level: `784-250-80-10` for 80; nothing is shared for 0."""
-    inputs = 64 if quick else 784
-    layout = f"{inputs}-{LEVELS[level]}-{level}-10"
+def _models_at_level(quick: bool, level: int) -> list[Model]:
+    """Return the global model of an averaging level: `784-250-80-10` for 80; no model for 0."""
+    layout = f"{_input_cells(quick)}-{FIRST_LAYER_CELLS[level]}-{level}-10"
     return [Model(name="global", layout=layout)] if level else []
 
 
-def _data(quick: bool, digits: int | None, mnist: int) -> Data:
+def _schemes_by_level(quick: bool, levels: Iterable[int]) -> dict[str, Scheme]:
+    """Return the schemes of averaging levels, and `auto`, by the names of their curves."""
+    return {**{f"{level}": _models_at_level(quick, level) for level in levels}, AUTO: AUTO}
+
+
+def _data(quick: bool, *, digits_each: int | None, mnist_each: int) -> Data:
+    """Return the data: samples of MNIST for each peer, or, in a quick run, of scikit-learn's digits.
+
+    None divides all digits among the peers.
+    """
     if quick:
-        return Data(set="digits", samples=digits, test=360)
-    return Data(set="mnist", samples=mnist, test=1000)
+        return Data(set="digits", samples=digits_each, test=360)
+    return Data(set="mnist", samples=mnist_each, test=1000)
 
 
-def _swap(a: int, b: int, peers: int | list[int]) -> TaskEntry:
+def _swap_labels(a: int, b: int, *, peers: int | list[int]) -> TaskEntry:
+    """Return the task of peers whose labels `a` and `b` are swapped.
+
+    peers: their numbers, or how many peers have the task, which are then the first ones.
+    """
     return TaskEntry(kind="swap", labels=(a, b), peers=peers)
 
 
+def _tanh_note(quick: bool) -> str:
+    """Return the sentence that a quick run's caption ends with."""
+    return " Hidden cells are tanh." if quick else ""
+
+
 def averaging_level(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
-    """V.3.a: how much of a network should be averaged? (figure 17)"""
-    rounds, data = 20 if quick else 30, _data(quick, None, 3500)
-    cells = [
-        _cell(f"{size}", level, swarm, _level(quick, level), size)
-        for seed in seeds
-        for swarm in [_swarm(entry, quick, seed, 16, rounds, data, _swap(8, 9, 7))]
-        for size in ((40, 80) if quick else (50, 100, 200, 500, 1000, 1500, 3000))
-        for level in LEVELS
-    ]
+    """Study V.3.a of the paper: how much of a network should be averaged? (figure 17)"""
+    rounds = 20 if quick else 30
+    data = _data(quick, digits_each=None, mnist_each=3500)
+    tasks = [_swap_labels(8, 9, peers=7)]
+    runs = []
+    for seed in seeds:
+        swarm = _swarm_config(
+            entry, quick, seed=seed, peers=16, rounds=rounds, data=data, tasks=tasks
+        )
+        for mini_batch in (40, 80) if quick else (50, 100, 200, 500, 1000, 1500, 3000):
+            for level in FIRST_LAYER_CELLS:
+                models = _models_at_level(quick, level)
+                runs.append(_run(f"{mini_batch}", level, swarm, models, mini_batch))
+            runs.append(_run(f"{mini_batch}", None, swarm, AUTO, mini_batch))
+    source = "89 of scikit-learn's digits" if quick else "3500 MNIST digits"
     caption = (
-        "16 peers with 89 of scikit-learn's digits each, 8 and 9 swapped for 7 of them; 20 averagings; tanh "
-        "cells."
-        if quick
-        else "16 peers with 3500 MNIST digits each, 8 and 9 swapped for 7 of them; 30 averagings."
+        f"16 peers have {source} each; labels 8 and 9 are swapped for 7 of the peers. The averaging level is "
+        "the number of cells, of 100 in the second hidden layer, that all peers share. Peers averaged "
+        f"{rounds} times. Dashed: peers decide by themselves what they share.{_tanh_note(quick)}"
     )
     return figure_study(
-        entry, cells, x_label="averaging level", legend="mini-batch size", caption=caption
+        entry, runs, x_label="averaging level", legend="mini-batch size", caption=caption
     )
 
 
@@ -139,78 +240,258 @@ def _schemes_study(
     entry: StudyEntry,
     quick: bool,
     swarms: Sequence[Config],
-    schemes: dict[str, list[Model]],
-    sizes: Sequence[int],
+    schemes: dict[str, Scheme],
+    mini_batches: Sequence[int],
     caption: str,
 ) -> Study[Cell]:
-    """Compare `schemes` with the four schemes that are in both experiments."""
-    all_schemes = {
+    """Return the study that compares `schemes` with the four schemes of both following experiments.
+
+    A scheme is the list of partial models that peers share; its name is that of a curve. Numbers in a name
+    are cells of the second hidden layer.
+    """
+    all_schemes: dict[str, Scheme] = {
         "no averaging": [],
-        "100": _level(quick, 100),
-        "100 per class": [Model(name="{task}", layout=f"{64 if quick else 784}-300-100-10")],
-        "80": _level(quick, 80),
+        "global 100": _models_at_level(quick, 100),
+        "100 per task": [Model(name="{task}", layout=f"{_input_cells(quick)}-300-100-10")],
+        "global 80": _models_at_level(quick, 80),
         **schemes,
+        AUTO: AUTO,
     }
-    cells = [
-        _cell(scheme, size, swarm, models, size)
+    runs = [
+        _run(name, mini_batch, swarm, scheme, mini_batch)
         for swarm in swarms
-        for size in sizes
-        for scheme, models in all_schemes.items()
+        for mini_batch in mini_batches
+        for name, scheme in all_schemes.items()
     ]
-    return figure_study(
-        entry, cells, x_label="mini-batch size", legend="averaging scheme", caption=caption
+    explanation = (
+        " Numbers in the legend are cells, of 100 in the second hidden layer: those that all peers share "
+        "(global) and those that peers with the same task share (per task). auto: peers decide by themselves."
     )
+    return figure_study(
+        entry, runs, x_label="mini-batch size", legend="averaging scheme",
+        caption=caption + explanation + _tanh_note(quick),
+    )  # fmt: skip
 
 
 def semi_local(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
-    """V.3.d: a global model, and one for every group of peers with the same task (figure 20)."""
+    """Study V.3.d of the paper: a global model, and one per group of peers with the same task (figure 20)."""
 
-    def groups(*depends: str) -> list[Model]:
-        group = Model(name="{task}", layout="0-50-20-0", depends=list(depends))
-        return [*_level(quick, 80), group]
+    def global_and_task(*depends: str) -> list[Model]:
+        task_model = Model(name="{task}", layout="0-50-20-0", depends=list(depends))
+        return [*_models_at_level(quick, 80), task_model]
 
     source, rounds = ("110 of scikit-learn's digits", 20) if quick else ("200 MNIST digits", 100)
-    data, task = _data(quick, 110, 200), TaskEntry(kind="symmetric", last=3)
+    data = _data(quick, digits_each=110, mnist_each=200)
+    tasks = [TaskEntry(kind="symmetric", last=3)]
+    swarms = [
+        _swarm_config(entry, quick, seed=seed, peers=12, rounds=rounds, data=data, tasks=tasks)
+        for seed in seeds
+    ]
     return _schemes_study(
-        entry, quick, [_swarm(entry, quick, seed, 12, rounds, data, task) for seed in seeds],
+        entry, quick, swarms,
         {
-            "80 + 20 per class, no dependency": groups(),
-            "80 + 20 per class, dependency": groups("global"),
+            "global 80 + 20 per task, no dependency": global_and_task(),
+            "global 80 + 20 per task, dependency": global_and_task("global"),
         },
         (25, 50, 100) if quick else (25, 50, 75, 100, 150),
-        f"12 peers with {source} each, all six permutations of the last three labels; "
-        f"{rounds} averagings{'; tanh cells' if quick else ''}.",
+        f"12 peers have {source} each. Each of the six permutations of the last three labels is the task of "
+        f"two peers. Peers averaged {rounds} times.",
     )  # fmt: skip
 
 
 def semi_local_and_local(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
-    """V.3.e: peers 0 and 1 have the same task, 2 and 3 similar tasks; other cells are local (figure 21)."""
+    """Study V.3.e of the paper: global, semi-local and local models together (figure 21).
 
-    def pairs(*depends: str) -> list[Model]:
+    Peers 0 and 1 have the same task and share a large semi-local model; 2 and 3 have similar tasks and share
+    a small one. The cells that are left are local to each peer.
+    """
+
+    def global_and_pairs(*depends: str) -> list[Model]:
         return [
-            Model(name="global", layout=f"{64 if quick else 784}-220-70-10"),
+            Model(name="global", layout=f"{_input_cells(quick)}-220-70-10"),
             Model(name="alike", layout="0-80-30-0", peers=[0, 1], depends=list(depends)),
             Model(name="half-alike", layout="0-40-15-0", peers=[2, 3], depends=list(depends)),
         ]
 
     source, rounds = ("350 of scikit-learn's digits", 25) if quick else ("1000 MNIST digits", 50)
-    data, tasks = _data(quick, 350, 1000), (_swap(8, 9, [2, 3]), _swap(6, 7, [3]))
+    data = _data(quick, digits_each=350, mnist_each=1000)
+    tasks = [_swap_labels(8, 9, peers=[2, 3]), _swap_labels(6, 7, peers=[3])]
+    swarms = [
+        _swarm_config(entry, quick, seed=seed, peers=4, rounds=rounds, data=data, tasks=tasks)
+        for seed in seeds
+    ]
     return _schemes_study(
-        entry, quick, [_swarm(entry, quick, seed, 4, rounds, data, *tasks) for seed in seeds],
-        {"70 + 30 / 15, no dependency": pairs(), "70 + 30 / 15, dependency": pairs("global")},
+        entry, quick, swarms,
+        {
+            "global 70 + 30 or 15 per pair, no dependency": global_and_pairs(),
+            "global 70 + 30 or 15 per pair, dependency": global_and_pairs("global"),
+        },
         (50, 100, 200) if quick else (100, 200, 400, 800),
-        f"4 peers with {source} each; 8 and 9 swapped for peers 2 and 3, 6 and 7 for peer 3 as well; "
-        f"{rounds} averagings{'; tanh cells' if quick else ''}.",
+        f"4 peers have {source} each. Labels 8 and 9 are swapped for peers 2 and 3; 6 and 7 are swapped for "
+        "peer 3 as well. With pairs, peers 0 and 1 share 30 cells more than all four, peers 2 and 3 share 15 "
+        f"more. Peers averaged {rounds} times.",
     )  # fmt: skip
+
+
+def convergence(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
+    """Study V.3.b of the paper: accuracy over time, averaging after every ten mini-batches (figure 18)."""
+    rounds, mini_batch = (6, 20) if quick else (3, 100)
+    data = _data(quick, digits_each=None, mnist_each=3500)
+    runs = []
+    for seed in seeds:
+        swarm = _swarm_config(
+            entry, quick, seed=seed, peers=16, rounds=rounds, data=data,
+            tasks=[_swap_labels(8, 9, peers=7)],
+        ).model_copy(update={"every": 10})  # fmt: skip
+        for name, scheme in _schemes_by_level(quick, (0, 80, 100)).items():
+            runs.append(replace(_run(name, None, swarm, scheme, mini_batch), settings={}))
+    caption = (
+        f"16 peers; labels 8 and 9 are swapped for 7 of them. They train mini-batches of {mini_batch} "
+        f"samples, and average after every tenth. {_LEVELS_NOTE}{_tanh_note(quick)}"
+    )
+    return figure_study(
+        entry, runs, x_label="mini-batches", legend="averaging level", caption=caption
+    )
+
+
+_LEVELS_NOTE = (
+    "The averaging level is the number of cells, of 100 in the second hidden layer, that all peers share; "
+    "auto: peers decide by themselves what they share."
+)
+
+
+def _levels_study(
+    entry: StudyEntry,
+    quick: bool,
+    seeds: range,
+    rounds: int,
+    mini_batch: int,
+    xs: Sequence[int],
+    vary: Callable[[int], dict[str, Any]],
+    *,
+    x_label: str,
+    caption: str,
+) -> Study[Cell]:
+    """Return a study with a curve for every averaging level, of 16 peers of which 7 have 8 and 9 swapped.
+
+    vary: returns what is different in the swarm at an x, as arguments of `_swarm_config`.
+    """
+    same = {
+        "peers": 16,
+        "data": _data(quick, digits_each=None, mnist_each=3500),
+        "tasks": [_swap_labels(8, 9, peers=7)],
+    }
+    runs = []
+    for seed in seeds:
+        for x in xs:
+            swarm = _swarm_config(entry, quick, seed=seed, rounds=rounds, **{**same, **vary(x)})
+            for name, scheme in _schemes_by_level(quick, FIRST_LAYER_CELLS).items():
+                runs.append(_run(name, x, swarm, scheme, mini_batch))
+    full_caption = (
+        f"{caption} They averaged {rounds} times, after every {mini_batch} samples. "
+        f"{_LEVELS_NOTE}{_tanh_note(quick)}"
+    )
+    return figure_study(
+        entry, runs, x_label=x_label, legend="averaging level", caption=full_caption
+    )
+
+
+def number_of_peers(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
+    """Study V.3.c of the paper: accuracy by the number of peers, a quarter of them with 8 and 9 swapped."""
+    data = _data(quick, digits_each=85, mnist_each=3500)
+    return _levels_study(
+        entry, quick, seeds, *((20, 80, (4, 8, 16)) if quick else (30, 500, (4, 8, 12, 16))),
+        lambda peers: {
+            "peers": peers, "data": data, "tasks": [_swap_labels(8, 9, peers=peers // 4)],
+        },
+        x_label="number of peers",
+        caption=f"Peers have {data.samples} samples each; labels 8 and 9 are swapped for a quarter of them.",
+    )  # fmt: skip
+
+
+def _rotated_labels(rate: int) -> list[TaskEntry]:
+    """Return the tasks of a difference rate: 7 peers have the last `rate` labels rotated, or none for 0."""
+    return [TaskEntry(kind="cycle", last=rate, peers=7)] if rate else []
+
+
+def difference_rate(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
+    """Study V.3.f of the paper: accuracy by the number of labels that differ between peers (figure 22)."""
+    return _levels_study(
+        entry, quick, seeds, *((20, 80, (0, 2, 6, 10)) if quick else (30, 500, (0, 2, 4, 6, 8, 10))),
+        lambda rate: {"tasks": _rotated_labels(rate)},
+        x_label="difference rate",
+        caption="The difference rate is the number of labels, counted from 9 downwards, that are rotated for "
+        "7 of 16 peers.",
+    )  # fmt: skip
+
+
+def permuted_peers(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
+    """Study V.3.g of the paper: accuracy by the number of peers with 8 and 9 swapped (figure 23)."""
+    return _levels_study(
+        entry, quick, seeds, *((20, 80, (0, 4, 8)) if quick else (30, 500, (0, 2, 4, 6, 8))),
+        lambda swapped: {"tasks": [_swap_labels(8, 9, peers=swapped)]},
+        x_label="peers with swapped labels",
+        caption="Labels 8 and 9 are swapped for some of 16 peers.",
+    )  # fmt: skip
+
+
+def training_size(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
+    """Study V.3.h of the paper: accuracy by the number of training samples of a peer (figure 24)."""
+    sizes = (20, 40, 85) if quick else (250, 500, 1000, 2000, 3500)
+    return _levels_study(
+        entry, quick, seeds, *((30, 40) if quick else (50, 200)), sizes,
+        lambda size: {"data": _data(quick, digits_each=size, mnist_each=size)},
+        x_label="training samples of a peer",
+        caption="Labels 8 and 9 are swapped for 7 of 16 peers.",
+    )  # fmt: skip
+
+
+def layouts(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
+    """Study V.3.i of the paper: networks of four and five layers, and which cells they share (figure 25)."""
+    inputs = _input_cells(quick)
+    rounds, mini_batch = (30, 80) if quick else (50, 500)
+    data = _data(quick, digits_each=None, mnist_each=3500)
+    shared_cells = {
+        f"{inputs}=300=100=10": ("", "300-100-10", "250-80-10", "300-100-0"),
+        f"{inputs}=300=100=10=10": ("", "300-100-10-10", "250-80-10-10", "300-100-10-0"),
+    }
+    runs = []
+    for seed in seeds:
+        for rate in (0, 6) if quick else (0, 2, 4, 6, 8, 10):
+            swarm = _swarm_config(
+                entry, quick, seed=seed, peers=16, rounds=rounds, data=data,
+                tasks=_rotated_labels(rate),
+            )  # fmt: skip
+            for layout, slices in shared_cells.items():
+                network = swarm.network.model_copy(update={"layout": layout})
+                swarm_of_layout = swarm.model_copy(update={"network": network})
+                layers = f"{layout.count('=') + 1} layers"
+                for cells in slices:
+                    name = f"{layers}: {inputs}-{cells}" if cells else f"{layers}: no averaging"
+                    models = [Model(name="global", layout=f"{inputs}-{cells}")] if cells else []
+                    runs.append(_run(name, rate, swarm_of_layout, models, mini_batch))
+                runs.append(_run(f"{layers}: {AUTO}", rate, swarm_of_layout, AUTO, mini_batch))
+    caption = (
+        "The difference rate is the number of labels, counted from 9 downwards, that are rotated for 7 of 16 "
+        f"peers. They averaged {rounds} times, after every {mini_batch} samples. Curves are named by the "
+        f"cells of every layer that all peers share; auto: peers decide by themselves.{_tanh_note(quick)}"
+    )
+    return figure_study(
+        entry, runs, x_label="difference rate", legend="layers, and shared cells", caption=caption
+    )
 
 
 # --- V.5: the associative network on sparse binary vectors -------------------------------------------
 
-_HIDDEN = (0, 100, 200, 300, 350, 400)
+_HIDDEN_CELLS = (0, 100, 200, 300, 350, 400)
+"""Averaging levels of the associative network: how many of its hidden cells are in the global model."""
 _X_LABEL = "averaging level (of 400 hidden cells)"
 
 
-def _associative(line: str, level: int, seed: int, mini_batches: int, network: Network) -> Cell:
+def _associative_run(
+    curve: str, level: int, seed: int, mini_batches: int, network: Network
+) -> Cell:
+    """Return one run of the associative network, which averages after each of its mini-batches."""
     config = Config(
         name="associative", seed=seed, peers=15, rounds=mini_batches,
         data=Data(set="sparse", samples=9, test=100),
@@ -219,10 +500,14 @@ def _associative(line: str, level: int, seed: int, mini_batches: int, network: N
         models=[Model(name="global", layout=f"50-{level}")] if level else [],
         training=Training(local_samples=3, rate=0.1),
     )  # fmt: skip
-    return Cell(line, config, {"x": level})
+    return Cell(curve, config, {"x": level})
 
 
-def _uniform(low: float, high: float, *, equal: bool) -> Network:
+def _network_with_uniform_start(low: float, high: float, *, equal: bool) -> Network:
+    """Return the network table of an associative network whose weights start uniform in [low, high].
+
+    equal: whether the starting weights are the same on all peers, or drawn for each peer.
+    """
     return Network(
         layout="50<>400", start="uniform", gain=(high - low) / 2, shift=(high + low) / 2,
         equal_starts=equal,
@@ -230,48 +515,50 @@ def _uniform(low: float, high: float, *, equal: bool) -> Network:
 
 
 def associative(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
-    """Figure 27: accuracy by averaged hidden cells."""
-    start = _uniform(-0.3, 0.3, equal=False)
-    cells = [
-        _associative(f"{count}", level, seed, count, start)
+    """Study V.5 of the paper: accuracy by the number of averaged hidden cells (figure 27)."""
+    network = _network_with_uniform_start(-0.3, 0.3, equal=False)
+    runs = [
+        _associative_run(f"{mini_batches}", level, seed, mini_batches, network)
         for seed in seeds
-        for count in ((10, 40) if quick else (10, 20, 30, 40))
-        for level in _HIDDEN
+        for mini_batches in ((10, 40) if quick else (10, 20, 30, 40))
+        for level in _HIDDEN_CELLS
     ]
     caption = (
-        "15 peers, one of three vectors changed for 2 of them. The paper does not give the starting "
-        "weights; here they are uniform in [−0.3, 0.3], drawn per peer. Complete averaging is the worst, "
-        "as in the paper, but partial averaging gains nothing over none, and more mini-batches change "
-        "little: no initialisation that was tried shows both of the paper's claims. See associative-starts."
+        "There are 15 peers; one of three vectors is changed for 2 of them. The paper does not give the "
+        "starting weights; here they are uniform in [−0.3, 0.3] and drawn per peer. Averaging all hidden "
+        "cells is the worst, as in the paper. But averaging some gains nothing over averaging none, and more "
+        "mini-batches change little. No starting weights that were tried show both of the paper's claims: "
+        "see the study associative-starts."
     )
-    return figure_study(entry, cells, x_label=_X_LABEL, legend="mini-batches", caption=caption)
+    return figure_study(entry, runs, x_label=_X_LABEL, legend="mini-batches", caption=caption)
 
 
 # The paper does not say how weights are initialised, and its figure depends on it. About fifty uniform
 # distributions between −1 and 1 were tried, drawn per peer ("own") or the same on all peers ("equal"). These
 # show every outcome.
 STARTS = {
-    "[−1, 1], own": _uniform(-1, 1, equal=False),
-    "[−0.3, 0.3], own": _uniform(-0.3, 0.3, equal=False),
-    "[−0.15, 0.12], own": _uniform(-0.15, 0.12, equal=False),
-    "[−0.15, 0.12], equal": _uniform(-0.15, 0.12, equal=True),
-    "[−0.12, 0.1], equal": _uniform(-0.12, 0.1, equal=True),
+    "[−1, 1], own": _network_with_uniform_start(-1, 1, equal=False),
+    "[−0.3, 0.3], own": _network_with_uniform_start(-0.3, 0.3, equal=False),
+    "[−0.15, 0.12], own": _network_with_uniform_start(-0.15, 0.12, equal=False),
+    "[−0.15, 0.12], equal": _network_with_uniform_start(-0.15, 0.12, equal=True),
+    "[−0.12, 0.1], equal": _network_with_uniform_start(-0.12, 0.1, equal=True),
 }
 
 
 def associative_starts(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
-    """Compare initial weights: which of them show the paper's curve?"""
-    cells = [
-        _associative(name, level, seed, 10, network)
+    """Study which starting weights show the curve of the paper's figure 27."""
+    runs = [
+        _associative_run(start, level, seed, mini_batches=10, network=network)
         for seed in seeds
-        for name, network in STARTS.items()
-        for level in ((0, 200, 400) if quick else _HIDDEN)
+        for start, network in STARTS.items()
+        for level in ((0, 200, 400) if quick else _HIDDEN_CELLS)
     ]
     caption = (
-        "Which initial weights show the paper's two claims? Partial averaging beats complete averaging: "
-        "weights drawn per peer ('own') in small intervals ([−0.3, 0.3]). Averaging beats no averaging: "
-        "equal weights just above the threshold at which cells fire ([−0.15, 0.12]), but complete as much as "
-        "partial. Both claims: none that was tried; at the threshold itself ([−0.12, 0.1]) it depends on the "
-        "seed. Wide intervals: neither."
+        "Starting weights are uniform in an interval, and drawn per peer ('own') or the same on all peers "
+        "('equal'). The paper has two claims. The first, that averaging some hidden cells beats averaging "
+        "all, holds for own weights in small intervals ([−0.3, 0.3]). The second, that averaging beats no "
+        "averaging, holds for equal weights just above the threshold at which cells fire ([−0.15, 0.12]), "
+        "but for all cells as much as for some. No starting weights that were tried show both. At the "
+        "threshold itself ([−0.12, 0.1]) it depends on the seed; in wide intervals neither claim holds."
     )
-    return figure_study(entry, cells, x_label=_X_LABEL, legend="starting weights", caption=caption)
+    return figure_study(entry, runs, x_label=_X_LABEL, legend="starting weights", caption=caption)

@@ -1,15 +1,16 @@
-"""A swarm that decides by itself what to share, beside fixed schemes: `gossamer study auto`.
+"""`gossamer study auto`: a swarm that decides by itself what to share, compared with fixed schemes.
 
 Sixteen peers learn digits or activities. In each benchmark their tasks differ in another way: labels, inputs,
 class shares, writers, or not at all. The same runs are made with fixed schemes (nothing shared, everything,
 everything but the outputs or the norms, 80 % of the cells), with the partial models that somebody who knew
-the differences would write by hand, and with `AutoSharing`, which is told nothing.
+the differences would write by hand, and with `AutoSharing`, which does not know the differences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,25 +39,30 @@ if TYPE_CHECKING:
     from . import StudyEntry
 
 PEERS = 16
-FIRST_SEED = 2000
-"""Seeds of the full study are counted from here: lower ones were looked at while constants were chosen."""
+FIRST_SEED = 3000
+"""The first seed of the full study: the results of lower seeds were seen while constants were chosen."""
 LAST_ROUNDS = 5
-"""Accuracy is the mean over these last rounds: a single round's is noisy, with batch norm above all."""
+"""Accuracy is the mean over this many last rounds: that of a single round is noisy, above all with batch
+norm."""
 LOCAL_SAMPLES, BATCH, RATE = 160, 10, 0.05
 TEST_SAMPLES = 500
+"""Test samples per peer."""
 
-FIXED = ("local", "all shared", "outputs own", "norms own", "80 % of cells")
+FIXED_SCHEMES = ("local", "all shared", "outputs own", "norms own", "80 % of cells")
+"""The schemes that do not depend on the benchmark: what peers keep for themselves ("own")."""
 BY_HAND, AUTO = "by hand", "auto"
+"""The scheme that somebody who knows the benchmark would write, and the swarm that decides by itself."""
 Labels = tuple[int, ...]
+"""The group of every peer."""
 NetworkName = Literal["perceptron", "normed perceptron", "resnet"]
 
 
 @dataclass(eq=False)
-class Swarm:
-    """The data of all peers in one benchmark.
+class SwarmData:
+    """The training and test samples of all peers in one benchmark.
 
-    groups: the peers' groups, if their tasks differ in groups. later: training and test labels that peers
-    have after a third of the rounds, if tasks change.
+    groups: the group of every peer, if all peers of a group have the same task. later: the training and test
+    labels of all peers after a third of the rounds, if tasks change.
     """
 
     train: list[tuple[Tensor, Tensor]]
@@ -69,14 +75,15 @@ class Swarm:
 class Benchmark:
     """One way in which peers differ.
 
-    make: returns the data, given a seed and the number of training samples per peer.
-    by_hand: the parts that somebody who knew the difference would give to its groups, or keep own: input,
-        outputs or norms; empty to share everything.
+    make: returns the data, given a seed, the number of training samples per peer, and whether it is quick.
+    by_hand: the parts (input, outputs or norms) that somebody who knew the difference would let each group
+        average, or each peer keep if there are no groups; empty to share everything.
+    samples: training samples per peer.
     """
 
     name: str
     title: str
-    make: Callable[[int, int, bool], Swarm]
+    make: Callable[[int, int, bool], SwarmData]
     by_hand: tuple[str, ...] = ()
     samples: int = 400
     rounds: int = 30
@@ -100,7 +107,7 @@ class Cell(StudyCell):
 # --- data ---------------------------------------------------------------------------------------
 
 
-def _flat(samples: Samples) -> tuple[Tensor, Tensor]:
+def _flat_samples(samples: Samples) -> tuple[Tensor, Tensor]:
     """Return inputs as flat vectors, images at 14×14 pixels or less, and labels."""
     x = samples.x
     while x.ndim == 4 and x.shape[-1] > 14:
@@ -108,93 +115,94 @@ def _flat(samples: Samples) -> tuple[Tensor, Tensor]:
     return x.flatten(1), samples.y
 
 
-def _swarm(
+def _digits_swarm(
     seed: int, samples: int, quick: bool, change: Callable[[int, Samples], Samples] | None = None
-) -> Swarm:
-    """Give every peer random digits, changed for each peer by `change(peer, samples)`."""
+) -> SwarmData:
+    """Return random digits for every peer, changed for each peer by `change(peer, samples)`."""
     data = load_once("digits" if quick else "mnist")
     assert data.test is not None
     count = min(samples, len(data.train) // PEERS)
     parts = partition.iid(len(data.train), PEERS, count, seed)
     generator = seeded_rng(seed, "test samples")
-    swarm = Swarm([], [])
+    swarm = SwarmData([], [])
     for peer, indices in enumerate(parts):
         test = data.test.take(generator.permutation(len(data.test))[:TEST_SAMPLES])
         for target, part in ((swarm.train, data.train.take(indices)), (swarm.test, test)):
-            target.append(_flat(part if change is None else change(peer, part)))
+            target.append(_flat_samples(part if change is None else change(peer, part)))
     return swarm
 
 
-def _relabelled(
+def _relabelled_swarm(
     seed: int, samples: int, quick: bool, tasks: Sequence[Task], groups: Labels
-) -> Swarm:
-    """Give every peer the labels of its group's task."""
-    swarm = _swarm(
+) -> SwarmData:
+    """Return random digits for every peer, with the labels of its group's task."""
+    swarm = _digits_swarm(
         seed, samples, quick, lambda peer, part: replace(part, y=tasks[groups[peer]].apply(part.y))
     )
     return replace(swarm, groups=groups if len(set(groups)) < PEERS else None)
 
 
-def swapped_for_some(seed: int, samples: int, quick: bool) -> Swarm:
-    """Labels 8 and 9 are swapped for seven peers."""
+def swapped_for_some(seed: int, samples: int, quick: bool) -> SwarmData:
+    """Return data in which labels 8 and 9 are swapped for seven peers."""
     chosen = seeded_rng(seed, "swapped").permutation(PEERS)[:7].tolist()
     groups = tuple(int(peer in chosen) for peer in range(PEERS))
-    return _relabelled(seed, samples, quick, [Task.identity(10), Task.swap(10, 8, 9)], groups)
+    return _relabelled_swarm(seed, samples, quick, [Task.identity(10), Task.swap(10, 8, 9)], groups)
 
 
-def own_swaps(seed: int, samples: int, quick: bool) -> Swarm:
-    """Every peer has swapped two labels of its own."""
+def own_swaps(seed: int, samples: int, quick: bool) -> SwarmData:
+    """Return data in which two labels are swapped for every peer, another pair for each."""
     pairs = [(a, b) for a in range(10) for b in range(a)]
     chosen = seeded_rng(seed, "pairs").permutation(len(pairs))[:PEERS].tolist()
     tasks = [Task.swap(10, *pairs[index]) for index in chosen]
-    return _relabelled(seed, samples, quick, tasks, tuple(range(PEERS)))
+    return _relabelled_swarm(seed, samples, quick, tasks, tuple(range(PEERS)))
 
 
-def three_tasks(seed: int, samples: int, quick: bool) -> Swarm:
-    """Three groups of peers, each with its own permutation of all labels."""
+def three_tasks(seed: int, samples: int, quick: bool) -> SwarmData:
+    """Return data of three groups of peers, each with its own permutation of all labels."""
     generator = seeded_rng(seed, "permutations")
     tasks = [Task(f"task {index}", tuple(generator.permutation(10).tolist())) for index in range(3)]
     groups = tuple(generator.permutation(np.arange(PEERS) % 3).tolist())
-    return _relabelled(seed, samples, quick, tasks, groups)
+    return _relabelled_swarm(seed, samples, quick, tasks, groups)
 
 
-def later_swapped(seed: int, samples: int, quick: bool) -> Swarm:
-    """All tasks are equal at first; then labels 8 and 9 are swapped for seven peers."""
+def later_swapped(seed: int, samples: int, quick: bool) -> SwarmData:
+    """Return data in which all tasks are equal at first; later labels 8 and 9 are swapped for seven peers."""
     later = swapped_for_some(seed, samples, quick)
     labels = [y for _, y in later.train], [y for _, y in later.test]
-    return replace(_swarm(seed, samples, quick), groups=later.groups, later=labels)
+    return replace(_digits_swarm(seed, samples, quick), groups=later.groups, later=labels)
 
 
-def skewed_classes(seed: int, samples: int, quick: bool) -> Swarm:
-    """Class shares of every peer are drawn from Dirichlet(0.3), in its test samples too."""
+def skewed_classes(seed: int, samples: int, quick: bool) -> SwarmData:
+    """Return data in which the class shares of every peer, in tests too, are drawn from Dirichlet(0.3)."""
     data = load_once("digits" if quick else "mnist")
     assert data.test is not None
-    generator, swarm = seeded_rng(seed, "class shares"), Swarm([], [])
+    generator, swarm = seeded_rng(seed, "class shares"), SwarmData([], [])
+    # Indices of training samples that no peer has yet, and of all test samples, by class.
     free = [generator.permutation(np.flatnonzero(data.train.y == c)).tolist() for c in range(10)]
     tests = [np.flatnonzero(data.test.y == c) for c in range(10)]
     count = min(samples, len(data.train) // PEERS)
     for _ in range(PEERS):
         shares = generator.dirichlet(np.full(10, 0.3))
-        wanted = generator.multinomial(count, shares).tolist()
-        train = [free[c].pop() for c in range(10) for _ in range(min(wanted[c], len(free[c])))]
+        counts = generator.multinomial(count, shares).tolist()
+        train = [free[c].pop() for c in range(10) for _ in range(min(counts[c], len(free[c])))]
         test = np.concatenate(
             [
                 generator.choice(tests[c], n)
                 for c, n in enumerate(generator.multinomial(TEST_SAMPLES, shares))
             ]
         )
-        swarm.train.append(_flat(data.train.take(generator.permutation(train))))
-        swarm.test.append(_flat(data.test.take(test)))
+        swarm.train.append(_flat_samples(data.train.take(generator.permutation(train))))
+        swarm.test.append(_flat_samples(data.test.take(test)))
     return swarm
 
 
-def equal_tasks(seed: int, samples: int, quick: bool) -> Swarm:
-    """All peers have the same task."""
-    return _swarm(seed, samples, quick)
+def equal_tasks(seed: int, samples: int, quick: bool) -> SwarmData:
+    """Return data in which all peers have the same task."""
+    return _digits_swarm(seed, samples, quick)
 
 
-def rotated(seed: int, samples: int, quick: bool) -> Swarm:
-    """The images of peer i are rotated by i · 22.5°."""
+def rotated(seed: int, samples: int, quick: bool) -> SwarmData:
+    """Return data in which the images of peer i are rotated by i · 22.5°."""
 
     def rotate(peer: int, part: Samples) -> Samples:
         angle = torch.deg2rad(torch.tensor(22.5 * peer))
@@ -203,19 +211,19 @@ def rotated(seed: int, samples: int, quick: bool) -> Swarm:
         grid = F.affine_grid(matrix, list(part.x.shape), align_corners=False)
         return replace(part, x=F.grid_sample(part.x, grid, align_corners=False))
 
-    return _swarm(seed, samples, quick, rotate)
+    return _digits_swarm(seed, samples, quick, rotate)
 
 
-def inverted(seed: int, samples: int, quick: bool) -> Swarm:
-    """Every second peer has inverted images."""
-    swarm = _swarm(
+def inverted(seed: int, samples: int, quick: bool) -> SwarmData:
+    """Return data in which the images of every second peer are inverted."""
+    swarm = _digits_swarm(
         seed, samples, quick, lambda peer, part: replace(part, x=1 - part.x) if peer % 2 else part
     )
     return replace(swarm, groups=tuple(peer % 2 for peer in range(PEERS)))
 
 
-def inverted_images(seed: int, samples: int, quick: bool) -> Swarm:
-    """The same, with samples that are images still."""
+def inverted_images(seed: int, samples: int, quick: bool) -> SwarmData:
+    """Return the data of `inverted` with samples as images, not as flat vectors."""
     swarm = inverted(seed, samples, quick)
     side = round(swarm.train[0][0].shape[1] ** 0.5)
     train, test = (
@@ -224,31 +232,33 @@ def inverted_images(seed: int, samples: int, quick: bool) -> Swarm:
     return replace(swarm, train=train, test=test)
 
 
-def _by_group(name: str, seed: int, samples: int) -> Swarm:
-    """Give every peer the samples of one group (a writer or a person) of a data set."""
+def _grouped_swarm(name: str, seed: int, samples: int) -> SwarmData:
+    """Return the samples of one group (a writer or a person) of a data set for every peer."""
     data = load_once(name)
     groups = partition.by_group(data.train.group, PEERS, None, seeded_rng(seed, "groups"))
-    generator, swarm = seeded_rng(seed, "halves"), Swarm([], [])
+    generator, swarm = seeded_rng(seed, "halves"), SwarmData([], [])
     for indices in groups:
         order = generator.permutation(indices)
-        swarm.train.append(_flat(data.train.take(order[:samples])))
-        swarm.test.append(_flat(data.train.take(order[samples : samples + TEST_SAMPLES])))
+        swarm.train.append(_flat_samples(data.train.take(order[:samples])))
+        swarm.test.append(_flat_samples(data.train.take(order[samples : samples + TEST_SAMPLES])))
     return swarm
 
 
-def writers(seed: int, samples: int, quick: bool) -> Swarm:
-    """Every peer has the pen digits of one writer."""
-    return _swarm(seed, samples, quick) if quick else _by_group("pendigits", seed, samples)
+def writers(seed: int, samples: int, quick: bool) -> SwarmData:
+    """Return the pen digits of one writer for every peer; in a quick run, random digits."""
+    return (
+        _digits_swarm(seed, samples, quick) if quick else _grouped_swarm("pendigits", seed, samples)
+    )
 
 
-def persons(seed: int, samples: int, quick: bool) -> Swarm:
-    """Every peer has the activities of one person."""
-    return _swarm(seed, samples, quick) if quick else _by_group("hapt", seed, samples)
+def persons(seed: int, samples: int, quick: bool) -> SwarmData:
+    """Return the activities of one person for every peer; in a quick run, random digits."""
+    return _digits_swarm(seed, samples, quick) if quick else _grouped_swarm("hapt", seed, samples)
 
 
 BENCHMARKS = {
-    one.name: one
-    for one in (
+    benchmark.name: benchmark
+    for benchmark in (
         Benchmark("a", "labels 8 and 9 swapped for 7 of 16", swapped_for_some, ("outputs",)),
         Benchmark("b", "every peer its own swap", own_swaps, ("outputs",)),
         Benchmark("c", "no difference", equal_tasks),
@@ -274,7 +284,7 @@ BENCHMARKS = {
 
 
 def run_cell(cell: Cell, job: Job) -> Record:
-    """Train one swarm under one scheme."""
+    """Train one swarm under one scheme, and return its accuracies and decisions."""
     benchmark = BENCHMARKS[cell.benchmark]
     seed = cell.seed if cell.quick else FIRST_SEED + cell.seed
     swarm = benchmark.make(seed, benchmark.samples, cell.quick)
@@ -282,29 +292,29 @@ def run_cell(cell: Cell, job: Job) -> Record:
     sharing = AutoSharing(cell.options, seed=seed) if cell.line == AUTO else None
     if sharing is None:
         networks = [learner.network for learner in learners]
-        assignment = fixed(cell.line, benchmark, networks, swarm.groups)
+        assignment = fixed_assignment(cell.line, benchmark, networks, swarm.groups)
         for network in networks:
             slices, graph = assignment.slices(network.peer)
             network.reslice(slices, graph, anatomy=assignment.anatomy)
     arena = Arena(learners, sharing=sharing, threads=job.threads)
-    before = cell.rounds // 3 if swarm.later else 0
-    accuracies = [round.accuracy for round in arena.run(before)]
+    rounds_before_change = cell.rounds // 3 if swarm.later else 0
+    accuracies = [round.accuracy for round in arena.run(rounds_before_change)]
     if swarm.later:
         _change_labels(learners, swarm, sharing)
         arena.renew()
-    accuracies += [round.accuracy for round in arena.run(cell.rounds - before)]
-    found = sharing.assignment.schemes[OWN + 1 :] if sharing else ()
+    accuracies += [round.accuracy for round in arena.run(cell.rounds - rounds_before_change)]
+    groupings = sharing.assignment.schemes[OWN + 1 :] if sharing else ()
     return {
         "benchmark": cell.benchmark, "scheme": cell.line, "seed": seed,
         "accuracy": float(np.mean(accuracies[-LAST_ROUNDS:])), "by_round": accuracies,
         "decisions": [str(decision) for decision in sharing.decisions] if sharing else [],
-        "groups": [list(labels) for labels in found], "truth": swarm.groups,
-        "rand": _best_rand(found, swarm.groups),
+        "groups": [list(labels) for labels in groupings], "truth": swarm.groups,
+        "rand": _best_rand_index(groupings, swarm.groups),
     }  # fmt: skip
 
 
-def make_learners(swarm: Swarm, network: NetworkName, seed: int) -> list[SgdLearner]:
-    """Return a learner for every peer, the same initial values on all."""
+def make_learners(swarm: SwarmData, network: NetworkName, seed: int) -> list[SgdLearner]:
+    """Return a learner for every peer; all have the same initial values."""
     inputs = swarm.train[0][0]
     classes = 1 + max(int(y.max()) for _, y in (*swarm.train, *swarm.test))
     anatomy = discover(_module(network, inputs.shape[1], classes), inputs[:2])
@@ -335,7 +345,7 @@ def _module(network: NetworkName, inputs: int, classes: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(30, classes))
 
 
-def fixed(
+def fixed_assignment(
     scheme: str, benchmark: Benchmark, networks: Sequence[SlicedNetwork], groups: Labels | None
 ) -> Assignment:
     """Return the assignment of a scheme that does not change while the swarm trains."""
@@ -363,8 +373,9 @@ def fixed(
 
 
 def _change_labels(
-    learners: Sequence[SgdLearner], swarm: Swarm, sharing: AutoSharing | None
+    learners: Sequence[SgdLearner], swarm: SwarmData, sharing: AutoSharing | None
 ) -> None:
+    """Give all peers the labels that they have after the change of tasks."""
     assert swarm.later is not None
     for peer, learner in enumerate(learners):
         learner.held_out = learner.held_out[0], swarm.later[1][peer]
@@ -376,13 +387,16 @@ def _change_labels(
         )
 
 
-def _best_rand(found: Sequence[Labels], truth: Labels | None) -> float | None:
-    """Return the largest adjusted Rand index of the groupings that were found; 0 if there is none."""
+def _best_rand_index(groupings: Sequence[Labels], truth: Labels | None) -> float | None:
+    """Return the largest adjusted Rand index of some groupings, compared with the true groups.
+
+    It is 0 if there is no grouping, and None if there are no true groups.
+    """
     from sklearn.metrics import adjusted_rand_score
 
     if truth is None:
         return None
-    return max((float(adjusted_rand_score(truth, labels)) for labels in found), default=0.0)
+    return max((float(adjusted_rand_score(truth, labels)) for labels in groupings), default=0.0)
 
 
 # --- the study ----------------------------------------------------------------------------------
@@ -397,8 +411,8 @@ def auto(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
         )
         for seed in seeds
         for benchmark in BENCHMARKS.values()
-        if not quick or benchmark.name in QUICK
-        for scheme in (*FIXED, BY_HAND, AUTO)
+        if not quick or benchmark.name in QUICK_BENCHMARKS
+        for scheme in (*FIXED_SCHEMES, BY_HAND, AUTO)
         if scheme != "norms own" or benchmark.network != "perceptron"
     ]  # fmt: skip
     return Study(
@@ -408,14 +422,16 @@ def auto(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     )  # fmt: skip
 
 
-QUICK = ("a", "c", "d", "hi")
+QUICK_BENCHMARKS = ("a", "c", "d", "hi")
+"""The benchmarks of a quick run."""
 NOTE = (
-    "best fixed: of local, all shared, outputs own, norms own and 80 % of cells, the scheme with the best "
-    "mean over the seeds. auto − best: mean over seeds, and how many seeds are above. Rand: adjusted Rand "
-    "index of the groups that auto found, mean over seeds. 16 peers with perceptrons of 60 and 30 hidden "
-    "cells (deep: a ResNet of ten parts), exact averages after every 160 samples, plain SGD; accuracy is the "
-    "mean of the last 5 rounds."
+    "The best fixed scheme is the one with the best mean over seeds of local, all shared, outputs own, norms "
+    "own and 80 % of cells. auto − best is a mean over seeds; the next column says for how many seeds it is "
+    "above 0. Rand is the adjusted Rand index of the groups that auto formed, a mean over seeds. 16 peers "
+    "have perceptrons of 60 and 30 hidden cells (deep: a ResNet of ten parts); they average exactly after "
+    "every 160 samples, and train by plain SGD. Accuracy is the mean of the last 5 rounds."
 )
+"""Explains the columns of the table; also the caption of the figure."""
 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:
@@ -425,10 +441,10 @@ def table(records: Sequence[Record]) -> dict[str, Frame]:
         index=["benchmark", "seed"], columns="scheme", values="accuracy", observed=True
     )
     means = by_seed.groupby("benchmark", observed=True).mean()
-    order = [scheme for scheme in (*FIXED, BY_HAND, AUTO) if scheme in means]
+    order = [scheme for scheme in (*FIXED_SCHEMES, BY_HAND, AUTO) if scheme in means]
     summary = means[order].copy()
-    if AUTO in means and any(scheme in means for scheme in FIXED):
-        best = means[[scheme for scheme in FIXED if scheme in means]].idxmax(axis=1)
+    if AUTO in means and any(scheme in means for scheme in FIXED_SCHEMES):
+        best = means[[scheme for scheme in FIXED_SCHEMES if scheme in means]].idxmax(axis=1)
         differences = {
             name: by_seed.loc[name, AUTO] - by_seed.loc[name, scheme]
             for name, scheme in best.items()
@@ -458,11 +474,11 @@ def draw(folder: Path, records: Sequence[Record]) -> list[Path]:
     from ..study.figures import COLOURS, panels, save
 
     names = list(dict.fromkeys(record["benchmark"] for record in records))
-    rows = -(-len(names) // 3)
+    rows = ceil(len(names) / 3)
     figure, grid = panels(rows, 3, NOTE, 11.5, 2.6 * rows + 0.5, sharex=False)
     axes_of: dict[str, Any] = dict(zip(names, [axes for row in grid for axes in row], strict=False))
     for name, axes in axes_of.items():
-        for number, scheme in enumerate((*FIXED, BY_HAND, AUTO)):
+        for number, scheme in enumerate((*FIXED_SCHEMES, BY_HAND, AUTO)):
             curves = [
                 record["by_round"]
                 for record in records
@@ -484,7 +500,7 @@ def draw(folder: Path, records: Sequence[Record]) -> list[Path]:
         for axes in axes_of.values()
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    shown = [scheme for scheme in (*FIXED, BY_HAND, AUTO) if scheme in handles]
+    shown = [scheme for scheme in (*FIXED_SCHEMES, BY_HAND, AUTO) if scheme in handles]
     figure.legend(
         [handles[scheme] for scheme in shown], shown, loc="outside right center", frameon=False
     )

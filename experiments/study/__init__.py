@@ -11,29 +11,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import signal
-import threading
-import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from ..cli import console
 from ..errors import ConfigError, Stopped
 from ..results import Record, RecordFile, Results, read_records, write_csv, write_json
+from .workers import Failure, Job, Workers, run_batches
 
 Frame: TypeAlias = Any
 """A pandas DataFrame. The type is Any, since type checkers cannot follow pandas' types."""
-
-
-PARENT_CHECK_SECONDS = 1.0
-"""Seconds between a worker's checks whether its parent process is still running."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +45,6 @@ class StudyCell:
 
 
 C = TypeVar("C", bound=StudyCell)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a batch of runs may use: the study's folder, and a number of threads."""
-
-    folder: Path
-    threads: int = 1
-
-    def empty_folder(self, name: str) -> Path:
-        """Return a folder for one run's files, after removing the files of an interrupted run."""
-        shutil.rmtree(self.folder / name, ignore_errors=True)
-        return self.folder / name
 
 
 @dataclass(frozen=True)
@@ -156,15 +135,18 @@ def as_text(frame: Frame, formats: Mapping[Any, str]) -> Frame:
 
 
 def run_study(
-    study: Study[C], results: Results, *, jobs: int | None = None
+    study: Study[C], results: Results, *, on: str | None = None
 ) -> tuple[list[Record], list[Path]]:
     """Run the cells whose records are not in the results folder yet; print and write tables and figures.
 
-    jobs: worker processes, one per core if left out; 1 runs everything in this process.
+    on: where to compute, as `Workers.parse` reads it: one process per core of this machine if left out;
+        "local:1" is this process.
 
     Returns the records of all cells and the files. After Ctrl-C, the tables and figures of the finished runs
-    are written, and Stopped is raised, whose message says how many runs are finished.
+    are written, and Stopped is raised, whose message says how many runs are finished. Runs that fail do not
+    stop the others; the first error is raised when all others are finished.
     """
+    workers = Workers(count=1) if study.live else Workers.parse(on)
     grid = key_of("\n".join(sorted({cell.key for cell in study.cells})))
     with results.run_folder(grid) as folder:
         path = folder / "runs.jsonl"
@@ -180,8 +162,10 @@ def run_study(
             with console.progress("runs") as bar:
                 done, total = len(runs.records()), len(study.cells)
                 task = bar.add_task(study.name, completed=done, total=total, latest="")
-                for record in runs.finish(study, Job(folder), jobs):
-                    bar.update(task, advance=1, latest=study.latest(record))
+                for result in runs.finish(study, Job(folder), workers):
+                    failed = isinstance(result, Failure)
+                    latest = "" if failed else study.latest(result)
+                    bar.update(task, advance=not failed, latest=f"{latest} {runs.state}".strip())
         except KeyboardInterrupt:
             raise Stopped(
                 f"interrupted; {len(runs.records())} of {len(study.cells)} runs are saved in {folder}; the "
@@ -190,8 +174,9 @@ def run_study(
         finally:
             if records := runs.records():
                 files = _report(study, records, folder)
+        runs.raise_failure(folder)
     console.print_written([path, *files])
-    console.offer_report(folder)
+    console.leave_report(folder)
     return records, files
 
 
@@ -224,6 +209,9 @@ class Runs(Generic[C]):
         keys = {cell.key for cell in cells}
         self._records = {r["key"]: r for r in read_records(path) if r.get("key") in keys}
         self._copies: list[Record] = []
+        self._unfinished: dict[int, list[C]] = {}
+        self._failures: list[tuple[list[C], Failure]] = []
+        self._slots = 1
         self.copied: dict[Path, int] = {}
         for file in earlier:
             for record in read_records(file):
@@ -237,87 +225,60 @@ class Runs(Generic[C]):
         finished = self._records
         return [finished[cell.key] for cell in self._cells if cell.key in finished]
 
-    def finish(self, study: Study[C], job: Job, jobs: int | None = None) -> Iterator[Record]:
-        """Run the cells without a record; yield each record when it is written to the file."""
+    @property
+    def state(self) -> str:
+        """How many runs are running and have failed, for the progress bar."""
+        running = sum(len(batch) for batch in islice(self._unfinished.values(), self._slots))
+        failed = sum(len(batch) for batch, _ in self._failures)
+        return ", ".join(
+            f"{n} {what}" for n, what in ((running, "running"), (failed, "failed")) if n
+        )
+
+    def finish(self, study: Study[C], job: Job, workers: Workers) -> Iterator[Record | Failure]:
+        """Run the cells without a record; yield each record when it is written, and each failure."""
         # Batches are made of all cells, finished or not, since the networks that share a stack may change
         # the last bit of a sum: results must not depend on interruptions.
-        unfinished = [
+        batches = [
             batch
             for batch in study.batches(self._cells)
             if any(cell.key not in self._records for cell in batch)
         ]
-        workers = 1 if study.live else min(jobs or os.cpu_count() or 1, len(unfinished))
-        threads = max(1, (os.cpu_count() or 1) // max(workers, 1))
-        run_batches = _in_parallel if workers > 1 else _one_by_one
+        self._unfinished = dict(enumerate(batches))
         # The generator is closed when interrupted; the garbage collector would let it run all batches first.
-        batches = run_batches(study.run, unfinished, replace(job, threads=threads), workers)
-        with RecordFile(self._path, fresh=False) as file, closing(batches) as finished:
+        results = run_batches(study.run, batches, job, workers, on_start=self._set_slots)
+        with RecordFile(self._path, fresh=False) as file, closing(results) as finished:
             while self._copies:
                 file.write(self._copies.pop(0))
-            for records in finished:
-                for record in records:
+            for index, result in finished:
+                batch = self._unfinished.pop(index)
+                if isinstance(result, Failure):
+                    self._failures.append((batch, result))
+                    yield result
+                    continue
+                for record in result:
                     if record["key"] in self._records:
                         continue
                     self._records[record["key"]] = record
                     file.write(record)
                     yield record
 
+    def _set_slots(self, slots: int) -> None:
+        self._slots = slots
 
-def _one_by_one(
-    run: Callable[[list[C], Job], list[Record]], batches: list[list[C]], job: Job, _workers: int
-) -> Generator[list[Record], None, None]:
-    for batch in batches:
-        yield run(batch, job)
-
-
-def _in_parallel(
-    run: Callable[[list[C], Job], list[Record]], batches: list[list[C]], job: Job, workers: int
-) -> Generator[list[Record], None, None]:
-    """Yield the records of each batch when it is finished; closing the generator cancels the others."""
-    import joblib
-
-    # One torch thread in each worker, since there is a worker per core.
-    processes = joblib.parallel_config(
-        "loky", inner_max_num_threads=1, initializer=_prepare_worker, initargs=(os.getpid(),)
-    )
-    options: dict[str, Any] = {"batch_size": 1, "max_nbytes": None}
-    with _ignored_interrupts(), processes:
-        parallel = joblib.Parallel(workers, return_as="generator_unordered", **options)
-        finished: Any = parallel(joblib.delayed(run)(batch, job) for batch in batches)
-    with closing(finished):
-        try:
-            yield from finished
-        except BrokenProcessPool:
-            raise ConfigError(
-                "a worker process was killed, perhaps for lack of memory: finished runs are saved; run the "
-                "command again with fewer --jobs"
-            ) from None
-
-
-@contextmanager
-def _ignored_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C while worker processes are started, so that the workers inherit this and ignore it.
-
-    The parent ends the workers. A worker that did not ignore Ctrl-C could print a traceback while importing.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous_handler)
-
-
-def _prepare_worker(parent: int) -> None:
-    """Make a worker end with its parent."""
-    threading.Thread(
-        target=_end_with_parent, args=(parent,), name="end with parent", daemon=True
-    ).start()
-
-
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:  # a process whose parent has ended gets another parent
-        time.sleep(PARENT_CHECK_SECONDS)
-    os._exit(1)
+    def raise_failure(self, folder: Path) -> None:
+        """Raise the error of the first batch that failed, if any; write the tracebacks of all of them."""
+        if not self._failures:
+            return
+        traces = folder / "failed.txt"
+        texts = [
+            f"{[cell.line for cell in batch]}\n{failure.trace}" for batch, failure in self._failures
+        ]
+        traces.write_text("\n".join(texts), "utf-8")
+        error = self._failures[0][1].error
+        if not self._records:
+            raise error
+        failed = sum(len(batch) for batch, _ in self._failures)
+        raise ConfigError(
+            f"{failed} of {len(self._cells)} runs failed, the first with: {error} (tracebacks are in "
+            f"{traces}); the others are saved, and the same command runs only those that failed"
+        ) from error

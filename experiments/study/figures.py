@@ -5,15 +5,16 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from ..results import write_bytes
+from ..results import read_records, write_bytes
 
 if TYPE_CHECKING:
     from . import Frame
@@ -54,15 +55,19 @@ def plot_lines(
 ) -> None:
     """Plot one line for every value in the column `label`, in the order of the table.
 
-    x, y: the columns of coordinates. low, high: the columns with the ends of error bars, if any.
+    x, y: the columns of coordinates; a row without x is a dashed horizontal line.
+    low, high: the columns with the ends of error bars, if any.
     """
     for index, (name, rows) in enumerate(frame.groupby(label, sort=False)):
-        rows = rows.sort_values(x, kind="stable")
+        for height in rows.loc[rows[x].isna(), y]:
+            axes.axhline(height, color=COLOURS[index % len(COLOURS)], linestyle="--", linewidth=1)
+        rows = rows.dropna(subset=[x]).sort_values(x, kind="stable")
         bars = [rows[y] - rows[low], rows[high] - rows[y]] if low else []
         axes.errorbar(
             rows[x], rows[y], yerr=[bar.clip(0) for bar in bars] or None, label=str(name),
             capsize=2.5, linewidth=1.6, markersize=5,
             color=COLOURS[index % len(COLOURS)], marker=MARKERS[index % len(MARKERS)],
+            linestyle="-" if index < len(COLOURS) else ":",
         )  # fmt: skip
 
 
@@ -103,7 +108,7 @@ def tidy(axes: Axes) -> None:
 
 
 def band(
-    axes: Axes, curve: Mapping[int, Sequence[float]], colour: str = BLUE, label: str = ""
+    axes: Axes, curve: Mapping[Any, Sequence[float]], colour: str = BLUE, label: str = ""
 ) -> None:
     """Draw a line for the mean of many peers, and a band from the worst peer to the best.
 
@@ -114,6 +119,36 @@ def band(
     axes.fill_between(x, worst, best, color=colour, alpha=0.15, linewidth=0)
     mean = [sum(curve[i]) / len(curve[i]) for i in x]
     axes.plot(x, mean, color=colour, linewidth=2, label=label or None)
+
+
+MOST_METRICS = 12
+"""The most metrics in one picture."""
+
+
+def draw_metrics(folder: Path, title: str, x_label: str = "round") -> list[Path]:
+    """Draw the named metrics in a run's metrics.jsonl, one panel for each; nothing if it has none."""
+    curves: dict[str, dict[float, dict[str, float]]] = {}
+    for record in read_records(folder / "metrics.jsonl"):
+        x = record["round"] if x_label == "round" else record["time"]
+        for name, value in record.get("metrics", {}).items():
+            if isfinite(value):
+                curves.setdefault(name, {}).setdefault(x, {})[record["peer"]] = value
+    names = sorted(curves)[:MOST_METRICS]
+    if not names:
+        return []
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    caption = f"{title}: line: mean over peers, band: lowest to highest peer, each on its own task"
+    figure, grid = panels(rows, columns, caption, 3.4 * columns, 2.6 * rows, sharex=True)
+    axes = [each for row in grid for each in row]
+    for name, each in zip(names, axes, strict=False):
+        band(each, {x: list(values.values()) for x, values in curves[name].items()})
+        each.set_title(name, fontsize=10)
+    for each in axes[len(names) :]:
+        each.set_visible(False)
+    for each in grid[-1]:
+        each.set_xlabel(x_label)
+    return save(figure, folder / "metrics")
 
 
 def place_legend(axes: Axes, title: str = "") -> None:
@@ -130,6 +165,7 @@ def save(figure: Figure, path: Path) -> list[Path]:
     png, svg = io.BytesIO(), io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "gossamer"}):
         figure.savefig(png, format="png", dpi=150)
+        figure.set_layout_engine("none")  # laid out already: again would take as long as drawing
         figure.savefig(svg, format="svg", metadata={"Date": None})
     for file, picture in zip(files, (png, svg), strict=True):
         write_bytes(file, picture.getvalue())

@@ -1,7 +1,7 @@
 """Sweeps: a config with a [sweep] table is many runs, one for every combination of the table's values.
 
-Runs of small networks are trained together in one stack (`stackable`, `outcomes`). Studies of papers use the
-same cells.
+Runs of small networks are trained together in one stack (`stackable_batches`, `outcomes`). Studies of papers
+use `Cell` too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from gossamer import __version__
 
 from ...models import Learner, Metrics, ModelGraph, SlicedNetwork
 from ..arena import Arena
@@ -49,9 +51,13 @@ class Cell(StudyCell):
 
     @cached_property
     def key(self) -> str:
-        """A hash of the config, and of the files and modules that it names."""
-        text = self.config.model_dump_json()
-        return key_of(text + fingerprint(self.config, self.source))
+        """A hash of what the config sets, and of the files and modules that it names.
+
+        Results stay valid when a release adds keys to configs: defaults change only with the major version.
+        """
+        major = __version__.partition(".")[0]
+        text = self.config.model_dump_json(exclude_defaults=True)
+        return key_of(f"{major} {text}{fingerprint(self.config, self.source)}")
 
 
 def sweep_study(config: Config, source: str = "config") -> Study[Cell]:
@@ -61,7 +67,7 @@ def sweep_study(config: Config, source: str = "config") -> Study[Cell]:
     return Study(
         config.name, cells, run_cells, table,
         lambda folder, records: draw(folder, records, config.name),
-        batches=stackable,
+        batches=stackable_batches,
         latest=lambda record: f"{record['line']}: {record['accuracy']:.3f}",
         json_files={"config.json": config.model_dump(mode="json")},
     )  # fmt: skip
@@ -81,9 +87,9 @@ def expand(config: Config, source: str = "config") -> list[Cell]:
         table = json.loads(json.dumps(without_sweep))  # a deep copy
         for path, value in settings.items():
             _set_key(table, path, value, source)
-        run = parse_config(table, f"{source}, [sweep]")
-        refuse_forever(run, source)
-        cells.append(Cell(_label(settings), run, settings, source))
+        run_config = parse_config(table, f"{source}, [sweep]")
+        refuse_forever(run_config, source)
+        cells.append(Cell(_label(settings), run_config, settings, source))
     refuse_unused_axes(axes, [cell.config for cell in cells], source)
     return cells
 
@@ -184,7 +190,7 @@ class Outcome:
 
     @classmethod
     def of(cls, tests: Sequence[Metrics]) -> Outcome:
-        """The outcome of a run with these last tests; peers without test samples are left out."""
+        """The outcome of a run from each peer's last test; peers without test samples are left out."""
         return cls.over([test.accuracy for test in tests if test.samples] or [nan])
 
     @classmethod
@@ -195,9 +201,10 @@ class Outcome:
 
 def outcome(config: Config, source: str = "config", threads: int = 1) -> Outcome:
     """Run one config, in lockstep or in virtual time; the result does not depend on `threads`."""
+    # Only the last round is tested, and no peer trains a lone twin: nobody would read the results.
     config = config.model_copy(update={"test_every": config.round_count, "gain": 0.0})
     if config.time is not None:
-        return _outcome_in_time(config, source, threads)
+        return _outcome_in_virtual_time(config, source, threads)
     simulation = Simulation.of(config, source, warn=False)  # the sweep warns once, for all runs
     arena = simulation.arena(threads)
     result = Outcome.of(list(simulation.rounds(arena))[-1].tests)
@@ -208,13 +215,13 @@ def outcome(config: Config, source: str = "config", threads: int = 1) -> Outcome
     return replace(result, decisions=tuple(sharing.sentences()))
 
 
-def _outcome_in_time(config: Config, source: str, threads: int) -> Outcome:
+def _outcome_in_virtual_time(config: Config, source: str, threads: int) -> Outcome:
     """The outcome over the peers that are online at the end of the simulation."""
     from ..arena import LearningSimulation
 
-    run = LearningSimulation(config, source, threads=threads)
-    run.run()
-    accuracies = run.tests.at(run.seconds)
+    simulation = LearningSimulation(config, source, threads=threads)
+    simulation.run()
+    accuracies = simulation.tests.at(simulation.seconds)
     if not accuracies:
         raise ConfigError(
             f"{source}: key 'time.churn': all peers have left by the end, so there is no accuracy; lower "
@@ -224,7 +231,7 @@ def _outcome_in_time(config: Config, source: str, threads: int) -> Outcome:
 
 
 def outcomes(configs: Sequence[Config], sources: Sequence[str], threads: int = 1) -> list[Outcome]:
-    """Run configs that `stackable` put in one batch, as one arena with the peers of all runs.
+    """Run configs that `stackable_batches` put in one batch, as one arena with the peers of all runs.
 
     Peers and partial models are renamed, so that no two runs share a name: runs do not affect each other.
     """
@@ -242,7 +249,9 @@ def outcomes(configs: Sequence[Config], sources: Sequence[str], threads: int = 1
         ]
         weights += [m.samples if config.weights == "samples" else 1.0 for m in members]
         counts.append(len(members))
-    rounds = configs[0].round_count  # `stackable` has put together only runs with equal rounds
+    rounds = configs[
+        0
+    ].round_count  # `stackable_batches` has put together only runs with equal rounds
     arena = Arena(
         learners, every=configs[0].every, weights=weights, test_every=rounds, threads=threads
     )
@@ -275,19 +284,30 @@ def renamed_learner(member: Member, run: str, rename: Mapping[str, str], cross: 
     return member.learner
 
 
-def stackable(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """Batches of cells that can run in one arena: small networks, equal rounds, exact averaging."""
+def stackable_batches(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Divide cells into batches that can run in one arena: small networks, equal rounds, exact averaging.
+
+    Every other cell is a batch of its own.
+    """
     unfilled: dict[tuple[int, int], list[Cell]] = {}
     batches: list[list[Cell]] = []
     for cell in cells:
         config = cell.config
         capacity = min(MOST_STACKED_RUNS, MOST_STACKED_COORDINATES // max(_coordinates(config), 1))
-        exact = config.time is None and config.topology is None and not config.bridge
-        exact = exact and not config.gossip.lossy_keys and config.gossip.rule == "push"
-        exact = exact and config.sharing == "models"
-        exact = exact and all(model.matching == "none" for model in config.models)
-        exact = exact and not config.network.name_or_entry  # of unknown size until it is built
-        if not exact or capacity < 2:
+        gossip = config.gossip
+        can_stack = (
+            config.time is None
+            and config.topology is None
+            and not config.bridge
+            and not gossip.lossy_keys
+            and gossip.rule == "push"
+            and gossip.mode != "steady"
+            and gossip.robust == "none"
+            and config.sharing == "models"
+            and all(model.matching == "none" for model in config.models)
+            and not config.network.name_or_entry  # of unknown size until it is built
+        )
+        if not can_stack or capacity < 2:
             batches.append([cell])
             continue
         batch = unfilled.setdefault((config.round_count, config.every), [])

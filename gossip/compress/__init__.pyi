@@ -1,5 +1,6 @@
-from .compressors import NAMES as NAMES
+from .compressors import CompressError as CompressError
 from .compressors import Pipeline as Pipeline
+from .compressors import Shapes as Shapes
 from .compressors import distortion as distortion
 from .compressors import parse as parse
 from .compressors import roundtrip as roundtrip
@@ -8,7 +9,3 @@ from .links import MAX_REFERENCE_BYTES as MAX_REFERENCE_BYTES
 from .links import SENT_KEPT as SENT_KEPT
 from .links import Links as Links
 from .links import Traffic as Traffic
-from .packed import CompressError as CompressError
-from .packed import Packed as Packed
-from .packed import PackError as PackError
-from .packed import Shapes as Shapes

@@ -7,10 +7,18 @@
 | `mask:0.1` | a random tenth of the values; sender and receiver draw it from the same seed | no |
 | `subsample:0.1` | the same, divided by 0.1 | yes |
 | `top-k:0.01` | the largest hundredth, with their indices | no |
-| `low-rank:4` | each matrix as the product of two of rank 4 | no |
+| `low-rank:4` | each matrix as the product of two matrices of rank 4 | no |
+
+The errors of an unbiased compressor average out over many messages. Whatever the error of a message is, the
+sender keeps it and sends it later.
 
 Compressors that keep fewer values (`Reducer`) come first, in any number; one that uses fewer bits per value
-(`Quantizer`) may come last. To add a compressor, write a subclass of one of the two and `register` it.
+(`Quantizer`) may come last. To add a compressor, write a subclass of one of the two and `register` it. The
+constructor and `reduce` or `quantize` run on the sender; `expansion` or `restore` run on the receiver, which
+knows only the header and the bytes.
+
+A flat vector consists of *blocks*, one per parameter, such as a weight matrix. `int8` divides it instead into
+*groups* of 256 consecutive values.
 """
 
 from __future__ import annotations
@@ -18,69 +26,106 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 
-from ..pushsum import is_finite
-from .packed import (
+from gossamer.errors import GossamerError
+
+from ..pushsum import Array, is_finite
+from ..wire import (
     MAX_BLOCKS,
     MAX_STAGES,
-    Array,
-    CompressError,
+    CompressorHeader,
     Packed,
     PackError,
     Reader,
-    Shapes,
-    StageHeader,
     as_buffer,
     check_count,
     check_header,
 )
 
-Generator: TypeAlias = np.random.Generator
-Quantized: TypeAlias = tuple[StageHeader, list[Array]]
-Reduced: TypeAlias = tuple[StageHeader, list[Array], Array]
-"""The stage's header, side arrays (such as indices), and the kept values."""
-Expand: TypeAlias = Callable[[Array], Array]
-"""Makes the whole vector from its kept values."""
-Expander: TypeAlias = tuple[int, Expand]
-"""The number of kept values, and the function that makes the whole vector from them."""
+Shapes: TypeAlias = Sequence[tuple[int, ...]]
+"""The shapes of the blocks of a flat vector, in order. A block has the values of one parameter: `[(300, 784),
+(300,)]` for a layer's weights and biases."""
 
-BLOCK: Final = 256
-"""Values that share a scale: 4 bytes per 256 values, and an outlier worsens only the values of its block."""
-MAX_BLOCK: Final = 1 << 20
+
+class CompressError(GossamerError, ValueError):
+    """A compressor cannot be used: its name, its number or a shape is wrong. The message says which."""
+
+
+Generator: TypeAlias = np.random.Generator
+
+GROUP_SIZE: Final = 256
+"""How many values share a scale, which takes 4 bytes. In a group of this size the scale costs little, and a
+very large value makes only the 255 others coarser."""
+MAX_GROUP_SIZE: Final = 1 << 20
+"""The largest group that a receiver accepts."""
 _MAX_FLOAT16: Final = 65504.0
-_CHANCE_ONE: Final = 1 << 32
-"""The integer that stands for probability 1 in the header of a mask."""
+_RATE_ONE: Final = 1 << 32
+"""The integer that stands for a rate of 1 in the header of a mask. Rates are sent as integers, so that sender
+and receiver select exactly the same values."""
 _ITERATIONS: Final = 2
 """Subspace iterations: the error is then within a few percent of the smallest possible at this rank."""
 
 
-class Stage(ABC):
-    """One compressor, which works on float32 vectors."""
+class Quantized(NamedTuple):
+    """What a quantizer sends."""
+
+    header: CompressorHeader
+    arrays: list[Array]
+
+
+class Reduced(NamedTuple):
+    """What a reducer sends, and the values that the next compressor compresses further.
+
+    side_arrays: arrays that are sent as they are, such as indices.
+    """
+
+    header: CompressorHeader
+    side_arrays: list[Array]
+    kept: Array
+
+
+class Expansion(NamedTuple):
+    """How a receiver makes a whole vector from the values that a reducer kept.
+
+    kept_count: how many values were kept, which the receiver must know before it can read them.
+    expand: makes the whole vector from them.
+    """
+
+    kept_count: int
+    expand: Callable[[Array], Array]
+
+
+class Compressor(ABC):
+    """A compressor of float32 vectors."""
 
     name: ClassVar[str]
-    """The name on the wire, first in the stage's header."""
+    """The name on the wire, with which the compressor's header begins."""
     usage: ClassVar[str]
-    """How a user writes it; "" if users cannot choose it."""
+    """How a user writes the compressor; "" if users cannot choose it."""
     unbiased: ClassVar[bool]
     """Whether the expected value of the decompressed vector is the original."""
 
     @classmethod
     @abstractmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the compressor if `text` names this one, else None; CompressError if its number is wrong."""
+        """Return the compressor that `text` describes, or None if it describes one of another class.
+
+        Raises CompressError if the number in the text is wrong.
+        """
 
 
-class Reducer(Stage):
-    """Keeps only some values, or fewer numbers than values; the header tells how to expand them."""
+class Reducer(Compressor):
+    """Keeps only some values, or replaces them by fewer numbers; a user writes `name:number`."""
 
     example: ClassVar[str]
+    """How to write it with a sensible number, for errors."""
     needs_integer: ClassVar[bool] = False
-    """Whether the number after the colon must be an integer."""
+    """Whether the number must be an integer."""
 
     def __init__(self, number: float) -> None:
         """Make a compressor with the number after the colon; CompressError if it is out of range."""
@@ -104,15 +149,15 @@ class Reducer(Stage):
 
     @abstractmethod
     def reduce(self, values: Array, rng: Generator, shapes: Shapes) -> Reduced:
-        """Return the header, side arrays, and the kept values."""
+        """Return what to send, and the kept values; `shapes` are the blocks of `values`."""
 
     @staticmethod
     @abstractmethod
-    def expander(header: StageHeader, reader: Reader, length: int) -> Expander:
-        """Return how many of `length` values were kept, and a function that expands them."""
+    def expansion(header: CompressorHeader, reader: Reader, length: int) -> Expansion:
+        """Read the side arrays; return how many of `length` values were kept, and how to expand them."""
 
 
-class Quantizer(Stage):
+class Quantizer(Compressor):
     """Writes every value with fewer bits."""
 
     @classmethod
@@ -122,24 +167,29 @@ class Quantizer(Stage):
 
     @abstractmethod
     def quantize(self, values: Array, rng: Generator) -> Quantized:
-        """Return the header and the arrays to send."""
+        """Return what to send."""
 
     @staticmethod
     @abstractmethod
-    def restore(header: StageHeader, reader: Reader, length: int) -> Array:
-        """Read the arrays and return the values, float32."""
+    def restore(header: CompressorHeader, reader: Reader, length: int) -> Array:
+        """Read the arrays and return the `length` values, float32."""
 
 
-S = TypeVar("S", bound=type[Stage])
-K = TypeVar("K", bound=Stage)
-_STAGES: dict[str, type[Stage]] = {}
+CompressorClass = TypeVar("CompressorClass", bound=type[Compressor])
+Kind = TypeVar("Kind", bound=Compressor)
+_COMPRESSORS: dict[str, type[Compressor]] = {}
 """All compressors by their name on the wire."""
 
 
-def register(stage: S) -> S:
-    """Add a compressor to those that users can choose and receivers understand."""
-    _STAGES[stage.name] = stage
-    return stage
+def register(compressor: CompressorClass) -> CompressorClass:
+    """Add a class of compressors to those that users can choose and receivers understand."""
+    _COMPRESSORS[compressor.name] = compressor
+    return compressor
+
+
+def _ceil_div(dividend: int, divisor: int) -> int:
+    """Return the quotient of two integers, rounded up."""
+    return -(-dividend // divisor)
 
 
 # --- fewer bits per value ------------------------------------------------------------------------
@@ -147,103 +197,116 @@ def register(stage: S) -> S:
 
 @register
 class Float32(Quantizer):
-    """Every value unchanged: used when the user chose no quantizer."""
+    """Sends every value unchanged; used if the user chose no quantizer."""
 
     name, usage, unbiased = "float32", "", True
 
     def quantize(self, values: Array, rng: Generator) -> Quantized:
-        """Return the values."""
-        return ["float32"], [values.astype("<f4", copy=False)]
+        """Send the values as they are."""
+        return Quantized(["float32"], [values.astype("<f4", copy=False)])
 
     @staticmethod
-    def restore(header: StageHeader, reader: Reader, length: int) -> Array:
-        """Return the values."""
+    def restore(header: CompressorHeader, reader: Reader, length: int) -> Array:
+        """Read the values."""
         check_header(header, 0)
         return reader.take("<f4", length)
 
 
 @register
 class Float16(Quantizer):
-    """Every value as float16. Values beyond its range are clipped; the sender keeps the difference."""
+    """Sends every value as float16. Values beyond its range are clipped, or they would become infinite."""
 
     name, usage, unbiased = "float16", "float16", False
 
     def quantize(self, values: Array, rng: Generator) -> Quantized:
-        """Round to the nearest float16."""
-        return ["float16"], [np.clip(values, -_MAX_FLOAT16, _MAX_FLOAT16).astype("<f2")]
+        """Round every value to the nearest float16."""
+        clipped = np.clip(values, -_MAX_FLOAT16, _MAX_FLOAT16)
+        return Quantized(["float16"], [clipped.astype("<f2")])
 
     @staticmethod
-    def restore(header: StageHeader, reader: Reader, length: int) -> Array:
-        """Convert back to float32."""
+    def restore(header: CompressorHeader, reader: Reader, length: int) -> Array:
+        """Read the values and convert them to float32."""
         check_header(header, 0)
         return reader.take("<f2", length).astype(np.float32)
 
 
 @register
 class Integers(Quantizer):
-    """Every value as an integer of `bits` bits times its block's scale, with stochastic rounding.
+    """Sends every value as an integer of `bits` bits, to be multiplied by the scale of its group.
 
-    A value between two levels is rounded up with a probability proportional to its distance from the lower
-    one, so the result is unbiased. Fewer bits give shorter messages and more noise; below 4 bits expect to
-    need more rounds.
+    A value between two multiples of the scale is rounded up with a probability proportional to its distance
+    from the lower one, so the result is unbiased. Fewer bits give shorter messages and more noise; below 4
+    bits expect to need more rounds.
     """
 
     name, usage, unbiased = "int", "int8", True
 
     def __init__(self, bits: int = 8) -> None:
         if not 2 <= bits <= 8:
-            raise CompressError(f"int{bits}: values have 2 to 8 bits: int2 … int8")
+            raise CompressError(f"int{bits}: values have 2 to 8 bits; write one of int2 … int8")
         self.bits = bits
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Parse `int` and the number of bits."""
-        bits = re.fullmatch(r"int(\d{1,3})", text)
-        return None if bits is None else cls(int(bits[1]))
+        match = re.fullmatch(r"int(\d{1,3})", text)
+        return None if match is None else cls(int(match[1]))
 
     def quantize(self, values: Array, rng: Generator) -> Quantized:
-        """Return the scales of the blocks, then the integers, packed into bits if they have fewer than 8."""
-        largest = (1 << (self.bits - 1)) - 1
-        blocks = -(-values.size // BLOCK)
-        padded = np.zeros(blocks * BLOCK, dtype=np.float32)
+        """Return the scales of the groups, then the integers, packed into bits if they have fewer than 8."""
+        largest = _largest_integer(self.bits)
+        group_count = _ceil_div(values.size, GROUP_SIZE)
+        padded = np.zeros(group_count * GROUP_SIZE, dtype=np.float32)
         padded[: values.size] = values
-        padded = padded.reshape(blocks, BLOCK)
-        scales = (np.abs(padded).max(axis=1) / np.float32(largest)).astype("<f4")
-        steps = np.where(scales > 0, scales, np.float32(1))[:, None]
+        groups = padded.reshape(group_count, GROUP_SIZE)
+        scales = (np.abs(groups).max(axis=1) / np.float32(largest)).astype("<f4")
+        divisors = np.where(scales > 0, scales, np.float32(1))[
+            :, None
+        ]  # a group of zeros has scale 0
         # Float64: in float32 a random number next to 1 would be rounded up, which biases the mean.
-        levels = np.floor(padded / steps.astype(np.float64) + rng.random(padded.shape))
-        numbers = np.clip(levels, -largest, largest).astype(np.int8).reshape(-1)[: values.size]
-        return ["int", self.bits, BLOCK], [scales, _pack_bits(numbers, self.bits, largest)]
+        rounded = np.floor(groups / divisors.astype(np.float64) + rng.random(groups.shape))
+        # The scale is rounded to float32, so the group's largest value may exceed `largest` scales a little.
+        integers = np.clip(rounded, -largest, largest).astype(np.int8).reshape(-1)[: values.size]
+        return Quantized(["int", self.bits, GROUP_SIZE], [scales, _pack_bits(integers, self.bits)])
 
     @staticmethod
-    def restore(header: StageHeader, reader: Reader, length: int) -> Array:
-        """Multiply the integers by their scales."""
+    def restore(header: CompressorHeader, reader: Reader, length: int) -> Array:
+        """Read scales and integers, and multiply them."""
         check_header(header, 2)
-        bits = check_count(header[1], 2, 8, "int: bits")
-        block = check_count(header[2], 1, MAX_BLOCK, "int: values per block")
-        scales = reader.take("<f4", -(-length // block))
+        bits = check_count(header[1], 2, 8, "int: the number of bits")
+        group_size = check_count(header[2], 1, MAX_GROUP_SIZE, "int: the size of a group")
+        scales = reader.take("<f4", _ceil_div(length, group_size))
         if not np.isfinite(scales).all():
-            raise PackError("non-finite", "a block's scale is a NaN or an infinity")
+            raise PackError("non-finite", "int: the scale of a group is NaN or infinite")
         if bits == 8:
-            numbers = reader.take("i1", length)
+            integers = reader.take("i1", length)
         else:
-            packed = reader.take("u1", -(-length * bits // 8))
-            numbers = _unpack_bits(packed, bits, length)
-        with np.errstate(over="ignore"):
-            return numbers.astype(np.float32) * np.repeat(scales, block)[:length]
+            integers = _unpack_bits(reader.take("u1", _ceil_div(length * bits, 8)), bits, length)
+        with np.errstate(over="ignore"):  # `unpack` refuses infinite values, without a warning
+            return integers.astype(np.float32) * np.repeat(scales, group_size)[:length]
 
 
-def _pack_bits(numbers: Array, bits: int, largest: int) -> Array:
+def _largest_integer(bits: int) -> int:
+    """Return the largest integer that is sent in this many bits; the smallest is its negative."""
+    return (1 << (bits - 1)) - 1
+
+
+def _pack_bits(integers: Array, bits: int) -> Array:
+    """Return the integers as bytes, `bits` bits for each after `_largest_integer` was added to it."""
     if bits == 8:
-        return numbers
-    unsigned = (numbers + np.int8(largest)).astype(np.uint8)
-    return np.packbits(np.unpackbits(unsigned[:, None], axis=1)[:, 8 - bits :])
+        return integers
+    unsigned = (integers + np.int8(_largest_integer(bits))).astype(np.uint8)
+    lowest_bits = np.unpackbits(unsigned[:, None], axis=1)[:, 8 - bits :]
+    return np.packbits(lowest_bits)
 
 
 def _unpack_bits(packed: Array, bits: int, length: int) -> Array:
-    table = np.zeros((length, 8), dtype=np.uint8)
-    table[:, 8 - bits :] = np.unpackbits(packed, count=length * bits).reshape(length, bits)
-    return np.packbits(table, axis=1)[:, 0].astype(np.int16) - ((1 << (bits - 1)) - 1)
+    """Return the integers that `_pack_bits` packed."""
+    bits_of_bytes = np.zeros((length, 8), dtype=np.uint8)
+    unpacked = np.unpackbits(packed, count=length * bits)
+    bits_of_bytes[:, 8 - bits :] = unpacked.reshape(length, bits)
+    unsigned = np.packbits(bits_of_bytes, axis=1)[:, 0]
+    return unsigned.astype(np.int16) - _largest_integer(bits)
 
 
 # --- some of the values --------------------------------------------------------------------------
@@ -260,51 +323,53 @@ def _check_rate(name: str, rate: float) -> float:
 
 @register
 class Mask(Reducer):
-    """A random selection of values, each with the same probability; only the seed of the selection is sent.
+    """Sends a random selection of values, each selected with the same probability, and the selection's seed.
 
-    rate: the probability. The sender keeps the difference and sends it later, so this mask, which never
-        overshoots, works better than the unbiased `Subsample`.
+    rate: the probability. The sender keeps what is not sent for later messages; so this mask, whose values
+        are never larger than the original ones, works better than the unbiased `Subsample`.
     """
 
     name, usage, unbiased, example = "mask", "mask:RATE", False, "mask:0.1"
 
     def __init__(self, rate: float) -> None:
-        self.chance = max(1, round(_check_rate(self.name, rate) * _CHANCE_ONE))
+        self.scaled_rate = max(1, round(_check_rate(self.name, rate) * _RATE_ONE))
 
     def reduce(self, values: Array, rng: Generator, shapes: Shapes) -> Reduced:
         """Return the seed of the selection, and the selected values."""
         seed = int(rng.integers(1 << 62))
-        return [self.name, seed, self.chance], [], values[_draw(seed, self.chance, values.size)]
+        selected = _select(seed, self.scaled_rate, values.size)
+        return Reduced([self.name, seed, self.scaled_rate], [], values[selected])
 
     @staticmethod
-    def expander(header: StageHeader, reader: Reader, length: int) -> Expander:
+    def expansion(header: CompressorHeader, reader: Reader, length: int) -> Expansion:
         """Repeat the selection; the other values are zeros."""
         check_header(header, 2)
         seed = check_count(header[1], 0, (1 << 62) - 1, f"{header[0]}: the seed")
-        chance = check_count(header[2], 1, _CHANCE_ONE, f"{header[0]}: the chance")
-        indices = np.flatnonzero(_draw(seed, chance, length))
-        return indices.size, lambda kept: _scatter(indices, kept, length)
+        scaled_rate = check_count(header[2], 1, _RATE_ONE, f"{header[0]}: the rate")
+        indices = np.flatnonzero(_select(seed, scaled_rate, length))
+        return Expansion(indices.size, lambda kept: _scatter(indices, kept, length))
 
 
 @register
 class Subsample(Mask):
-    """A mask whose values are divided by the rate, so that the result is unbiased."""
+    """Sends a random selection of values divided by the rate, so that the result is unbiased."""
 
     name, usage, unbiased, example = "subsample", "subsample:RATE", True, "subsample:0.1"
 
     def reduce(self, values: Array, rng: Generator, shapes: Shapes) -> Reduced:
         """Return the seed of the selection, and the selected values divided by the rate."""
         header, side_arrays, kept = super().reduce(values, rng, shapes)
-        with np.errstate(over="ignore"):
-            return header, side_arrays, kept * np.float32(_CHANCE_ONE / self.chance)
+        with np.errstate(over="ignore"):  # the receiver refuses infinite values
+            scaled = kept * np.float32(_RATE_ONE / self.scaled_rate)
+        return Reduced(header, side_arrays, scaled)
 
 
 @register
 class TopK(Reducer):
-    """The largest values by magnitude, with their indices; the other values become 0.
+    """Sends the values of largest magnitude, with their indices; the other values become 0.
 
     rate: the fraction that is sent. Every value costs its own bytes and 2 for its index (4 in vectors of
-        more than 65536 values), so above one half it saves nothing.
+        more than 65536 values), so that a rate above one half saves little or nothing.
     """
 
     name, usage, unbiased, example = "top-k", "top-k:RATE", False, "top-k:0.1"
@@ -315,37 +380,47 @@ class TopK(Reducer):
     def reduce(self, values: Array, rng: Generator, shapes: Shapes) -> Reduced:
         """Return the indices in ascending order, and the values there."""
         count = min(values.size, max(1, round(self.rate * values.size)))
-        first = values.size - count
-        if first:
-            indices = np.sort(np.argpartition(np.abs(values), first)[first:])
+        left_out = values.size - count
+        if left_out:
+            indices = np.sort(np.argpartition(np.abs(values), left_out)[left_out:])
         else:
             indices = np.arange(values.size)
-        return ["top-k", count], [indices.astype(_index_dtype(values.size))], values[indices]
+        sent_indices = indices.astype(_index_dtype(values.size))
+        return Reduced(["top-k", count], [sent_indices], values[indices])
 
     @staticmethod
-    def expander(header: StageHeader, reader: Reader, length: int) -> Expander:
+    def expansion(header: CompressorHeader, reader: Reader, length: int) -> Expansion:
         """Put the values at their indices; the other values are zeros."""
         check_header(header, 1)
         count = check_count(header[1], 0, length, "top-k: the number of values")
         indices = reader.take(_index_dtype(length), count).astype(np.int64)
         if count and (indices[-1] >= length or (np.diff(indices) <= 0).any()):
-            raise PackError("garbage", "top-k: indices out of order or outside the vector")
-        return count, lambda kept: _scatter(indices, kept, length)
+            raise PackError(
+                "garbage", "top-k: the indices are not in ascending order, or outside the vector"
+            )
+        return Expansion(count, lambda kept: _scatter(indices, kept, length))
 
 
-def _draw(seed: int, chance: int, length: int) -> Array:
-    """Return a boolean array of the selected values, from raw generator output: the same on every machine."""
-    raw = np.random.PCG64(seed).random_raw(-(-length // 2))
-    return np.asarray(raw, dtype="<u8").view("<u4")[:length] < np.uint64(chance)
+def _select(seed: int, scaled_rate: int, length: int) -> Array:
+    """Return a boolean array that is True where a value is selected, the same on every machine.
+
+    It uses the generator's raw 64-bit numbers, half of one for each value: numpy does not promise that its
+    distributions stay the same from version to version.
+    """
+    raw = np.random.PCG64(seed).random_raw(_ceil_div(length, 2))
+    halves = np.asarray(raw, dtype="<u8").view("<u4")
+    return halves[:length] < np.uint64(scaled_rate)
 
 
 def _scatter(indices: Array, kept: Array, length: int) -> Array:
+    """Return a vector of zeros except for the kept values at their indices."""
     values = np.zeros(length, dtype=np.float32)
     values[indices] = kept
     return values
 
 
 def _index_dtype(length: int) -> str:
+    """Return the smallest type for indices of a vector of this length."""
     return "<u2" if length <= 1 << 16 else "<u4"
 
 
@@ -354,11 +429,11 @@ def _index_dtype(length: int) -> str:
 
 @register
 class LowRank(Reducer):
-    """Every block of two or more dimensions as the product of an m×rank and a rank×n matrix.
+    """Sends every block of two or more dimensions as the product of two matrices, m×rank and rank×n.
 
-    Blocks for which the two factors are not shorter (biases, small matrices) are sent unchanged.
+    Blocks that have no more values than their two factors would (biases, small matrices) are sent unchanged.
 
-    rank: raise it for less distortion; each rank costs m + n values per block.
+    rank: raise it for less distortion; each increment costs m + n values per block.
     """
 
     name, usage, unbiased, example = "low-rank", "low-rank:RANK", False, "low-rank:4"
@@ -374,16 +449,17 @@ class LowRank(Reducer):
         if not any(_is_shorter(_matrix(shape), self.rank) for shape in shapes):
             blocks = ", ".join("×".join(map(str, shape)) for shape in shapes) or "none"
             raise CompressError(
-                f"low-rank:{self.rank} makes no block shorter, the blocks are {blocks}: lower the rank, or "
+                f"low-rank:{self.rank} makes no block shorter (the blocks are {blocks}); lower the rank, or "
                 "choose another compressor"
             )
         if len(shapes) > MAX_BLOCKS:
             raise CompressError(
-                f"low-rank: {len(shapes)} blocks are more than {MAX_BLOCKS}: choose another compressor"
+                f"low-rank: {len(shapes)} blocks are more than the {MAX_BLOCKS} that a message may have; "
+                "choose another compressor"
             )
 
     def reduce(self, values: Array, rng: Generator, shapes: Shapes) -> Reduced:
-        """Return the factors of every block that they make shorter, and the other blocks unchanged."""
+        """Return the factors of each block for which they are shorter, and the other blocks unchanged."""
         if sum(math.prod(shape) for shape in shapes) != values.size:
             raise CompressError(
                 f"low-rank: blocks of {list(shapes)} do not make up a vector of {values.size} values"
@@ -398,27 +474,31 @@ class LowRank(Reducer):
             else:
                 pieces.append(block)
         kept = np.concatenate([piece.reshape(-1) for piece in pieces]) if pieces else values
-        return ["low-rank", self.rank, [list(m) for m in matrices]], [], kept
+        return Reduced(["low-rank", self.rank, [list(m) for m in matrices]], [], kept)
 
     @staticmethod
-    def expander(header: StageHeader, reader: Reader, length: int) -> Expander:
-        """Multiply the factors."""
+    def expansion(header: CompressorHeader, reader: Reader, length: int) -> Expansion:
+        """Multiply the factors of each block; the header has the blocks' sizes as matrices."""
         check_header(header, 2)
         rank = check_count(header[1], 1, 1 << 31, "low-rank: the rank")
         matrices = _check_matrices(header[2], length)
-        count = sum(
+        kept_count = sum(
             rank * (rows + columns) if _is_shorter((rows, columns), rank) else rows * columns
             for rows, columns in matrices
         )
-        return count, lambda kept: _multiply(kept, matrices, rank, length)
+        return Expansion(kept_count, lambda kept: _multiply(kept, matrices, rank, length))
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return rows and columns of a block as a matrix: its first dimension, and the product of the others."""
+    """Return the rows and columns of a block as a matrix: its first dimension and the product of the others.
+
+    A block of one dimension is a matrix of one row.
+    """
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape))
 
 
 def _is_shorter(matrix: tuple[int, int], rank: int) -> bool:
+    """Return whether the two factors of a matrix have fewer values than the matrix."""
     rows, columns = matrix
     return rank * (rows + columns) < rows * columns
 
@@ -442,8 +522,10 @@ def _multiply(kept: Array, matrices: list[tuple[int, int]], rank: int, length: i
     sender and receiver must get the same vector.
     """
     values = np.empty(length, dtype=np.float32)
-    start = position = 0
-    with np.errstate(over="ignore", invalid="ignore"):
+    start = position = 0  # in `values` and in `kept`
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # `unpack` refuses values that are not finite
         for rows, columns in matrices:
             block = values[start : start + rows * columns]
             start += rows * columns
@@ -461,30 +543,37 @@ def _multiply(kept: Array, matrices: list[tuple[int, int]], rank: int, length: i
     return values
 
 
-def _check_matrices(rows_and_columns: Any, length: int) -> list[tuple[int, int]]:
+def _check_matrices(received: Any, length: int) -> list[tuple[int, int]]:
     """Return the (rows, columns) of all blocks in a received header; PackError if they are wrong."""
-    pairs = rows_and_columns
-    if not isinstance(pairs, list) or not all(isinstance(p, list) and len(p) == 2 for p in pairs):
-        raise PackError("garbage", "low-rank: the blocks are not a list of matrix shapes")
+    if not isinstance(received, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 for pair in received
+    ):
+        raise PackError("garbage", "low-rank: the blocks are not a list of rows and columns")
     most = max(length, 1)  # an empty block has one row
     matrices = [
-        (check_count(p[0], 0, most, "low-rank: rows"), check_count(p[1], 0, most, "columns"))
-        for p in pairs
+        (
+            check_count(rows, 0, most, "low-rank: the number of rows"),
+            check_count(columns, 0, most, "low-rank: the number of columns"),
+        )
+        for rows, columns in received
     ]
     if sum(rows * columns for rows, columns in matrices) != length:
-        raise PackError("garbage", f"low-rank: the blocks do not make up {length} values")
+        raise PackError("garbage", f"low-rank: the blocks do not have {length} values in all")
     return matrices
 
 
 # --- pipelines of compressors --------------------------------------------------------------------
 
-NAMES: Final = ", ".join(stage.usage for stage in _STAGES.values() if stage.usage)
-"""The compressors that users can choose, for help and errors."""
+_USAGES: Final = ", ".join(each.usage for each in _COMPRESSORS.values() if each.usage)
+"""How users write the compressors that they can choose, for errors."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Compressors in the order in which they are applied; see `parse`."""
+    """Compressors in the order in which they are applied: any number of reducers, then a quantizer.
+
+    name: what the user wrote, as in `top-k:0.05+int8`; `parse` reads it.
+    """
 
     name: str
     reducers: tuple[Reducer, ...]
@@ -493,52 +582,62 @@ class Pipeline:
     @property
     def unbiased(self) -> bool:
         """Whether the expected value of the decompressed vector is the original."""
-        return all(stage.unbiased for stage in (*self.reducers, self.quantizer))
+        return all(each.unbiased for each in (*self.reducers, self.quantizer))
 
     @property
     def dense(self) -> Pipeline:
-        """The quantizer only, so that every value is sent: for a first vector without a reference."""
+        """A pipeline of the quantizer only, which sends every value.
+
+        Used for the first vector on a link, when the receiver has no value yet to which a few values could
+        be added.
+        """
         return Pipeline(self.name, (), self.quantizer)
 
     def check_shapes(self, shapes: Shapes) -> None:
         """Raise CompressError if a compressor is of no use for vectors made of such blocks."""
-        for reducer in self.reducers[
-            :1
-        ]:  # only the first gets the blocks; the next get a flat vector
-            reducer.check_shapes(shapes)
+        if (
+            self.reducers
+        ):  # only the first gets the blocks; the next get what it keeps, a flat vector
+            self.reducers[0].check_shapes(shapes)
 
     def pack(
         self, values: Array, rng: Generator, shapes: Shapes | None = None, base: int = 0
     ) -> Packed:
         """Compress a flat vector.
 
-        shapes: its blocks; by default one block. base: the transfer it is a difference to: see `Packed`.
+        shapes: its blocks; by default the vector is one block.
+        base: if `values` are a difference, the number of the transfer that it refers to: see `Packed`.
         """
         kept = np.ascontiguousarray(values, dtype=np.float32)
-        blocks: Shapes = [kept.shape] if shapes is None else shapes
-        stages: list[Any] = []
+        kept_shapes: Shapes = [kept.shape] if shapes is None else shapes
+        headers: list[CompressorHeader] = []
         arrays: list[Array] = []
         for reducer in self.reducers:
-            header, side_arrays, kept = reducer.reduce(kept, rng, blocks)
-            stages.append(header)
+            header, side_arrays, kept = reducer.reduce(kept, rng, kept_shapes)
+            headers.append(header)
             arrays += side_arrays
-            blocks = [kept.shape]
-        header, numbers = self.quantizer.quantize(kept, rng)
-        data = tuple(as_buffer(array) for array in (*arrays, *numbers))
-        return Packed(values.size, (*stages, header), data, base)
+            kept_shapes = [kept.shape]
+        last_header, quantized = self.quantizer.quantize(kept, rng)
+        data = tuple(as_buffer(array) for array in (*arrays, *quantized))
+        return Packed(values.size, (*headers, last_header), data, base)
 
 
 def parse(name: str) -> Pipeline:
     """Parse a name such as `top-k:0.05+int8`; CompressError says what is wrong with it."""
     reducers: list[Reducer] = []
-    quantizer: tuple[str, Quantizer] | None = None
-    for part in name.split("+"):
+    quantizer: Quantizer | None = None
+    quantizer_text = ""
+    for text in name.split("+"):
         if quantizer is not None:
             raise CompressError(
-                f"{name!r}: nothing can follow {quantizer[0]!r}; put {part!r} before it"
+                f"{name!r}: nothing can follow {quantizer_text!r}; put {text!r} before it"
             )
-        parsed = (stage.parse(part.strip()) for stage in _STAGES.values() if stage.usage)
-        match next(filter(None, parsed), None):
+        candidates = (
+            compressor.parse(text.strip())
+            for compressor in _COMPRESSORS.values()
+            if compressor.usage
+        )
+        match next(filter(None, candidates), None):
             case LowRank() if reducers:
                 raise CompressError(
                     f"{name!r}: low-rank needs the vector's own matrices; put it first"
@@ -546,14 +645,16 @@ def parse(name: str) -> Pipeline:
             case Reducer() as reducer:
                 reducers.append(reducer)
             case Quantizer() as last:
-                quantizer = part, last
+                quantizer, quantizer_text = last, text
             case _:
                 raise CompressError(
-                    f"{name!r}: no compressor is called {part.strip()!r}; there are {NAMES}, joined by +"
+                    f"{name!r}: no compressor is called {text.strip()!r}; there are {_USAGES}, joined by +"
                 )
     if len(reducers) >= MAX_STAGES:
-        raise CompressError(f"{name!r}: more than {MAX_STAGES - 1} compressors before the last one")
-    return Pipeline(name, tuple(reducers), Float32() if quantizer is None else quantizer[1])
+        raise CompressError(
+            f"{name!r}: more than {MAX_STAGES - 1} compressors before the last one; leave some out"
+        )
+    return Pipeline(name, tuple(reducers), quantizer or Float32())
 
 
 def unpack(packed: Packed, length: int) -> Array:
@@ -563,33 +664,36 @@ def unpack(packed: Packed, length: int) -> Array:
     length.
     """
     if packed.length != length:
-        raise PackError("garbage", f"a vector of {packed.length} values, ours has {length}")
+        raise PackError(
+            "garbage", f"a compressed vector has {packed.length} values where {length} are expected"
+        )
     reader = Reader(packed)
-    expand_functions: list[Expand] = []
+    expansions: list[Expansion] = []
     count = length
     for header in packed.stages[:-1]:
-        count, expand = _stage_class(header, Reducer).expander(header, reader, count)
+        expansion = _find(header, Reducer).expansion(header, reader, count)
+        count = expansion.kept_count
         if count > length:
             raise PackError("too-large", f"{header[0]} keeps {count} values of {length}")
-        expand_functions.append(expand)
-    last = packed.stages[-1]
-    values = _stage_class(last, Quantizer).restore(last, reader, count)
+        expansions.append(expansion)
+    last_header = packed.stages[-1]
+    values = _find(last_header, Quantizer).restore(last_header, reader, count)
     reader.end()
-    for expand in reversed(expand_functions):
-        values = expand(values)
+    for expansion in reversed(expansions):
+        values = expansion.expand(values)
     if not is_finite(values):
         raise PackError("non-finite", "a compressed value holds a NaN or an infinity")
     return values
 
 
-def _stage_class(header: StageHeader, base: type[K]) -> type[K]:
-    """Return the compressor class that a header names, a subclass of `base`; PackError if there is none."""
-    stage = _STAGES.get(header[0], Stage)
-    if not issubclass(stage, base):
+def _find(header: CompressorHeader, kind: type[Kind]) -> type[Kind]:
+    """Return the class of the compressor that a header names; PackError unless it is of this kind."""
+    compressor = _COMPRESSORS.get(header[0], Compressor)
+    if not issubclass(compressor, kind):
         raise PackError(
-            "garbage", f"{header[0]!r:.40} is not the name of a {base.__name__.lower()}"
+            "garbage", f"{header[0]!r:.40} is not the name of a {kind.__name__.lower()}"
         )
-    return stage
+    return compressor
 
 
 def distortion(values: Array, other: Array) -> float:
@@ -604,7 +708,7 @@ def roundtrip(
 ) -> tuple[Array, int]:
     """Compress and decompress `values`; return what a receiver reads, and the number of bytes sent.
 
-    For simulations, which compress the difference to a value that the receiver has, and keep the error.
+    name: the compressors, as for `parse`. shapes: the blocks of `values`, as for `Pipeline.pack`.
     """
     pipeline = parse(name)
     if shapes is not None:

@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..pushsum import is_finite
-from .compressors import Pipeline, distortion, unpack
-from .packed import Array, Packed, PackError, Shapes
+from ..pushsum import Array, is_finite
+from ..wire import Packed, PackError
+from .compressors import Pipeline, Shapes, distortion, unpack
 
 if TYPE_CHECKING:
     from ..wire import Give

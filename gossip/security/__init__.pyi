@@ -2,6 +2,7 @@ from . import signed as signed
 from .channels import OVERHEAD as OVERHEAD
 from .channels import Channel as Channel
 from .channels import Keyring as Keyring
+from .guards import MAX_ELDERS as MAX_ELDERS
 from .guards import Estimate as Estimate
 from .guards import Guards as Guards
 from .guards import GuardSettings as GuardSettings

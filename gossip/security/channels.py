@@ -39,19 +39,17 @@ import threading
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from typing import TYPE_CHECKING, Final
 
 from ..chunks import HEADER_BYTES as CHUNK_HEADER_BYTES
 from ..wire import Buffer
 from . import signed
 from .identity import Identity, TrustError
 from .members import INCARNATION_BYTES, Member, StatusHead
+
+if TYPE_CHECKING:  # 9 MB that a device without trust does not load
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 MAGIC: Final = b"GSMX"
 VERSION: Final = 3
@@ -118,11 +116,16 @@ def framed(parts: Iterable[str | bytes | int]) -> bytes:
 
 def derive(secret: bytes, *context: str | bytes | int) -> bytes:
     """Derive a 32-byte key from a secret; `context` says what the key is for."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     return HKDF(SHA256(), 32, salt=None, info=framed(("gossamer v2", *context))).derive(secret)
 
 
 def agree(private: X25519PrivateKey, name: str, public: bytes) -> bytes:
     """Return the X25519 shared secret of our private key and the public key of peer `name`."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:  # of another length, or the result would be all zeros
@@ -135,6 +138,8 @@ class ExchangeKey:
     __slots__ = ("name", "private", "public", "tag")
 
     def __init__(self, name: str) -> None:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
         self.name = name
         self.private = X25519PrivateKey.generate()
         self.public = self.private.public_key().public_bytes_raw()
@@ -369,6 +374,8 @@ class Keyring:
         mask_key: bytes | None = None,
         max_names: int = MAX_NAMES,
     ) -> None:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
         self.name, self.session, self.swarm = identity.name, session, swarm
         self.incarnation = secrets.token_bytes(INCARNATION_BYTES)
         """A random number that identifies this start of the peer."""
@@ -477,6 +484,8 @@ class Keyring:
         the masks of an unfinished round must, but not a new session: round numbers then start again, and no
         mask may be used for two values.
         """
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
         with self._lock:
             channel = self._channel(peer)
             if self.mask_key is None:
@@ -575,6 +584,8 @@ class Keyring:
         Return its sender, the sender's session and the chunk, or None if it was a control message. Raise
         TrustError if the packet is not genuine, or the two peers do not have the same revocation list.
         """
+        from cryptography.exceptions import InvalidTag
+
         with self._lock:
             channel = self.claimed_channel(model, sealed)
             _, _, tag_prefix, tag, number, list_number = HEADER.unpack_from(sealed)
@@ -670,6 +681,8 @@ class Keyring:
             channel.pair_secrets[at[:2]] = pair
         ours, theirs = (self.name, self.session), (channel.name, channel.member.session)
         context = (self.swarm, model, *((*ours, *theirs) if outgoing else (*theirs, *ours)))
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         cipher = AESGCM(derive(pair, "packet", *context, block))
         channel.ciphers[at] = (block, cipher, framed(context))
         return cipher, framed(context)

@@ -3,23 +3,22 @@
 A guard checks every transfer before it is credited. A refused transfer is acknowledged as "void", like any
 transfer that a receiver cannot credit, so the sender takes its mass back and nothing is lost. A transfer that
 is clipped is credited at the clipped value, so the swarm's sum changes by the difference; the counters
-`clipped-…` count these. A sender whose transfers are refused again and again is put in quarantine: its
-transfers are refused unchecked, until the quarantine ends or an operator reinstates the sender. It stays a
-neighbour and still receives transfers: otherwise a peer quarantined by mistake would be isolated, and a peer
-that has quarantined all its neighbours would gossip with no peer.
+`clipped-…` count these. Nobody is excluded for its values: honest peers with unusual data would be, and a
+liar that knows the bounds would not. An operator bans a peer by hand (`banned` in the settings).
 
 Guards bound the effect of one message. They do not detect a member whose false values stay within the bounds:
-see SECURITY.md. `guard` attaches them to a gossiper; `InitialEstimate` gives a newcomer, whose own values are
+see SECURITY.md, and robust.py for a mode that withstands some of them.
+
+`guard` attaches them to a gossiper; `InitialEstimate` gives a newcomer, whose own values are
 untrained, values to compare transfers with.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -27,8 +26,6 @@ from ..gossiper import Gossiper
 from ..pushsum import Array, is_finite
 from ..wire import Give
 from .identity import id_of
-
-_log = logging.getLogger(__name__)
 
 MAX_SENDERS: Final = 4096
 """The most senders that are remembered; the oldest are forgotten."""
@@ -65,33 +62,24 @@ class GuardSettings:
     longer one once per 64 packets. Raise it for very short rounds."""
     burst: float = 200.0
     """Messages that a sender may send at once."""
-    strikes: int = 5
-    """Refused transfers, minus those credited in between, after which a sender is quarantined."""
-    quarantine: float = 600.0
-    """Seconds that a quarantine lasts."""
 
     def __post_init__(self) -> None:
-        for name in ("distance", "norm", "floor", "weight", "rate", "burst", "quarantine"):
+        for name in ("distance", "norm", "floor", "weight", "rate", "burst"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"guards: {name} is {getattr(self, name)}, must be above 0")
         if self.outlier is not None and not self.outlier > 1:
             raise ValueError(f"guards: outlier is {self.outlier}, must be above 1")
-        if self.strikes < 1 or self.senders < 3:
-            raise ValueError(
-                f"guards: strikes is {self.strikes} and senders {self.senders}: at least 1 and 3"
-            )
+        if self.senders < 3:
+            raise ValueError(f"guards: senders is {self.senders}, must be at least 3")
 
 
 @dataclass(slots=True)
 class _Sender:
-    """The token bucket and the strikes of one sender."""
+    """The token bucket of one sender."""
 
     tokens: float
     refilled: float
     """When tokens were last added."""
-    strikes: int = 0
-    quarantine_ends: float | None = None
-    """When its quarantine ends; None if it is not quarantined."""
 
 
 class Guards:
@@ -101,7 +89,7 @@ class Guards:
         self.settings = settings or GuardSettings()
         self.counters: Counter[str] = Counter()
         self._senders: OrderedDict[str, _Sender] = OrderedDict()
-        """By the id in a sender's name, so that a new label does not clear its strikes."""
+        """By the id in a sender's name, so that a new label is no new allowance."""
         self._distances: dict[str, OrderedDict[str, float]] = {}
         """By model and sender id: the relative distance of the sender's last value from ours."""
 
@@ -134,32 +122,18 @@ class Guards:
         own: Array,
         weight: int,
         injected: int,
-        now: float,
         *,
-        counting: bool = True,
         comparable: bool = True,
     ) -> Give | str:
         """Return the transfer to credit, perhaps clipped, or the cause for which it is refused.
 
         own, weight: the value and weight that the receiver holds. injected: the weight with which it counts
-        in the average, the reference for the weights of transfers. counting: whether it counts already; until
-        then its own values are a poor reference, so a refusal is no strike against the sender. comparable:
-        whether honest peers have similar values; if not, only their size is bounded, by MAX_VALUE.
+        in the average, the reference for the weights of transfers. comparable: whether honest peers have
+        similar values; if not, only their size is bounded, by MAX_VALUE.
         """
-        if self.is_quarantined(give.sender, now):
-            self.counters["quarantined"] += 1
-            return "quarantined"
         result = self._check(give, own, weight, injected, comparable=comparable)
-        state = self._sender(give.sender, now)
-        if isinstance(result, Give):
-            state.strikes = max(0, state.strikes - 1)
-            return result
-        self.counters[result] += 1
-        if not counting:
-            return result
-        state.strikes += 1
-        if state.strikes >= self.settings.strikes:
-            self._quarantine(give, result, state, now)
+        if isinstance(result, str):
+            self.counters[result] += 1
         return result
 
     def forget_models(self, present: Collection[str]) -> None:
@@ -215,43 +189,6 @@ class Guards:
         value = (centre + step).astype(give.value.dtype)
         return replace(give, value=value)
 
-    # --- quarantine -----------------------------------------------------------------------------
-
-    def is_quarantined(self, sender: str, now: float) -> bool:
-        """Return True if a sender is in quarantine; reinstate the sender if its quarantine is over."""
-        state = self._senders.get(id_of(sender))
-        if state is None or state.quarantine_ends is None:
-            return False
-        if now < state.quarantine_ends:
-            return True
-        self.reinstate(sender, "its time is over")
-        return False
-
-    def quarantined(self, now: float) -> list[str]:
-        """Return the ids of the senders in quarantine."""
-        return [sender for sender in list(self._senders) if self.is_quarantined(sender, now)]
-
-    def reinstate(self, sender: str, reason: str = "by request") -> bool:
-        """End the quarantine of a sender; return False if it is not in quarantine.
-
-        One more strike puts the sender back.
-        """
-        state = self._senders.get(id_of(sender))
-        if state is None or state.quarantine_ends is None:
-            return False
-        state.quarantine_ends, state.strikes = None, self.settings.strikes - 1
-        _log.warning("peer %s is reinstated: %s", sender, reason)
-        return True
-
-    def _quarantine(self, give: Give, cause: str, state: _Sender, now: float) -> None:
-        state.quarantine_ends = now + self.settings.quarantine
-        for distances in self._distances.values():
-            distances.pop(id_of(give.sender), None)  # it must not affect the median
-        _log.warning(
-            "peer %s is in quarantine for %g s: %d transfers refused, the last one (%s) because of: %s",
-            give.sender, self.settings.quarantine, state.strikes, give.model, cause,
-        )  # fmt: skip
-
     def _sender(self, name: str, now: float) -> _Sender:
         sender = id_of(name)
         state = self._senders.get(sender)
@@ -260,19 +197,6 @@ class Guards:
             if len(self._senders) > MAX_SENDERS:
                 self._senders.popitem(last=False)
         return state
-
-    def snapshot(self, now: float) -> dict[str, Any]:
-        """Return the seconds left of each quarantine, for the checkpoint: a restart does not end them."""
-        return {
-            sender: state.quarantine_ends - now
-            for sender, state in self._senders.items()
-            if state.quarantine_ends is not None and state.quarantine_ends > now
-        }
-
-    def restore(self, data: dict[str, Any], now: float) -> None:
-        """Restore the quarantines of a `snapshot`."""
-        for sender, seconds in data.items():
-            self._sender(sender, now).quarantine_ends = now + float(seconds)
 
 
 def _norm(value: Array) -> float:
@@ -288,23 +212,21 @@ def _norm(value: Array) -> float:
 def guard(
     gossiper: Gossiper,
     guards: Guards,
-    clock: Callable[[], float],
     comparable: Callable[[str], bool] = lambda _model: True,
+    *,
+    weight_to_come: int = 0,
 ) -> None:
     """Let `guards` decide which transfers `gossiper` credits. Call it again after a restore.
 
-    clock: the clock whose time is passed to the gossiper's `tick`. comparable: whether honest peers have
-    similar values of a model.
+    comparable: whether honest peers have similar values of a model. weight_to_come: the weight that the peer
+    will inject, with which weights are compared while its own does not count yet.
     """
 
     def admit(give: Give) -> Give | str:
         injected = gossiper.injected(give.model)
-        reference = injected or gossiper.promised(give.model)
+        reference = injected or gossiper.promised(give.model) or weight_to_come
         own, weight = gossiper.value(give.model), gossiper.weight(give.model)
-        return guards.inspect(
-            give, own, weight, reference, clock(),
-            counting=bool(injected), comparable=comparable(give.model),
-        )  # fmt: skip
+        return guards.inspect(give, own, weight, reference, comparable=comparable(give.model))
 
     gossiper.admit = admit
 

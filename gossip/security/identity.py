@@ -12,17 +12,14 @@ import os
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-    Ed25519PrivateKey,
-    Ed25519PublicKey,
-)
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gossamer.errors import GossamerError
 
 from ..topics import check_name
+
+if TYPE_CHECKING:  # 9 MB that a device without trust does not load
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 Cause: TypeAlias = Literal[
     "malformed",  # too short, too long, or unreadable
@@ -102,6 +99,9 @@ def check_key(name: str, public: bytes) -> None:
 
 def verify(public: bytes, signature: bytes, data: bytes) -> bool:
     """Return True if `signature` over `data` was made with the private key of `public`."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
     except (InvalidSignature, ValueError):
@@ -120,6 +120,8 @@ class Identity:
     @classmethod
     def generate(cls, label: str) -> Identity:
         """Return a new identity with a random key."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         return cls._from_private(label, Ed25519PrivateKey.generate())
 
     @classmethod
@@ -170,6 +172,8 @@ class Identity:
     @classmethod
     def from_secret(cls, label: str, secret: bytes) -> Identity:
         """Return the identity with this private key."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
         return cls._from_private(label, Ed25519PrivateKey.from_private_bytes(secret))
 
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
-from gossamer.logs import is_milestone
+from gossamer.logs import should_log_repeat
 
 from .. import topics
 from ..chunks import HEADER_BYTES, Reassembler
@@ -527,7 +527,7 @@ class SwarmSecurity:
         cause = f"untrusted-{error.cause}"
         self.counters[cause] += 1
         count = self.counters[cause]
-        if is_milestone(count):
+        if should_log_repeat(count):
             _log.log(
                 logging.INFO if error.cause in HARMLESS_CAUSES else logging.WARNING,
                 "peer %s refused %s: %s: %s (%d so far)",
@@ -582,6 +582,9 @@ class Intake:
         if sender and self.guards is not None and not self.guards.allow(sender, now, share):
             self._drop("rate", f"{sender} sends faster than its rate limit")
             return None
+        if model not in self._schemas:  # before its chunks take up memory, whatever their size
+            self._drop("unknown-model", f"this peer does not implement {model!r}")
+            return None
         try:
             complete = self.reassembler.add(opened.packet)
             if complete is None:
@@ -590,9 +593,6 @@ class Intake:
             message = decoded.message
             if message.model != model:
                 raise WireError("garbage", f"a message about {message.model!r} in the wrong inbox")
-            if model not in self._schemas:
-                self._drop("unknown-model", f"this peer does not implement {model!r}")
-                return None
             require_schema(decoded, self._schemas[model])
         except WireError as error:
             self._drop(error.cause, str(error))

@@ -11,9 +11,13 @@ from .base import Will as Will
 from .base import default_qos as default_qos
 from .mqtt import Echo as Echo
 from .mqtt import MqttTransport as MqttTransport
+from .mqtt import RetainedFilter as RetainedFilter
 from .options import LARGEST_PACKET as LARGEST_PACKET
 from .options import LONGEST_KEEPALIVE as LONGEST_KEEPALIVE
 from .options import Address as Address
 from .options import LinkSettings as LinkSettings
 from .options import MqttOptions as MqttOptions
 from .options import TlsFiles as TlsFiles
+from .options import split_urls as split_urls
+from .options import with_user as with_user
+from .options import without_passwords as without_passwords

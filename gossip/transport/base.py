@@ -131,6 +131,8 @@ class Transport(ABC):
         self.connection = Connection("new")
         self._on_connect, self._on_state = on_connect, on_state
         self._patterns: list[str] = []
+        self._wildcards: list[str] = []
+        """Those of the patterns that have wildcards; all others are topics."""
         self._inbox = Inbox(self.counters, max_inbound_messages, max_inbound_bytes)
         self._outcome_known = asyncio.Event()
         """Set while connected, failed or closed; cleared while an attempt to connect is under way."""
@@ -183,6 +185,8 @@ class Transport(ABC):
         self._raise_if_over()
         if pattern not in self._patterns:
             self._patterns.append(pattern)
+            if "+" in pattern or "#" in pattern:
+                self._wildcards.append(pattern)
         if self._online:  # otherwise the next connection subscribes to all patterns
             await self._subscribe(pattern)
 
@@ -196,7 +200,7 @@ class Transport(ABC):
 
     def wants(self, topic: str) -> bool:
         """Return whether one of our subscriptions covers the topic."""
-        return any(matches(pattern, topic) for pattern in self._patterns)
+        return topic in self._patterns or any(matches(each, topic) for each in self._wildcards)
 
     def messages(self) -> AsyncIterator[Received]:
         """Iterate over arriving messages, for one consumer; raises if the transport has failed."""

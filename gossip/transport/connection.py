@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import aiomqtt
@@ -304,10 +305,10 @@ class BrokerConnection:
         finally:
             self._pending_publishes.pop(info.mid, None)
 
-    async def subscribe(self, patterns: Sequence[str]) -> None:
-        """Subscribe to all patterns in one packet, at QoS 1: cards and status are not downgraded to QoS 0."""
-        codes = await self._client.subscribe([(pattern, 1) for pattern in patterns])
-        for pattern, code in zip(patterns, codes, strict=False):
+    async def subscribe(self, patterns: list[tuple[str, int]]) -> None:
+        """Subscribe to all patterns in one packet, each with its QoS."""
+        codes = await self._client.subscribe(patterns)
+        for (pattern, _), code in zip(patterns, codes, strict=False):
             if getattr(code, "is_failure", False):
                 raise TransportError(
                     "not-authorised", f"{self._address} refused the subscription to {pattern!r}"
@@ -321,14 +322,36 @@ class BrokerConnection:
 
     async def close(self) -> None:
         """Disconnect cleanly if still connected, else close the socket."""
+        open_end: socket.socket | None = None
         try:
             if not self.lost.done() and self._opened:
+                if (own_end := self._paho.socket()) is not None:
+                    with contextlib.suppress(OSError):
+                        open_end = socket.socket(fileno=os.dup(own_end.fileno()))
                 with contextlib.suppress(aiomqtt.MqttError, TimeoutError):
                     await asyncio.wait_for(
                         self._client.__aexit__(None, None, None), _DISCONNECT_TIMEOUT
                     )
         finally:
             self.hang_up()
+            if open_end is not None:
+                with contextlib.closing(open_end):
+                    await _until_closed(open_end)
+
+
+async def _until_closed(open_end: socket.socket) -> None:
+    """Read until the broker has closed the connection, as it does when it has read our DISCONNECT.
+
+    Were both ends of ours closed earlier, a broker that still writes to us would see an error before it reads
+    the DISCONNECT, and publish our last will after our goodbye.
+    """
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError, TimeoutError):
+        open_end.setblocking(False)
+        open_end.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(_DISCONNECT_TIMEOUT):
+            while await loop.sock_recv(open_end, 1 << 16):
+                pass
 
 
 # --- causes of failures ----------------------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from ..settings import Positive, SettingsTable, checked
 from .base import TransportError
@@ -18,6 +19,8 @@ _SCHEMES: dict[str, tuple[int, bool, Literal["tcp", "websockets"]]] = {
     "ws": (80, False, "websockets"),
     "wss": (443, True, "websockets"),
 }
+_NEXT_URL = re.compile(rf",\s*(?=(?:{'|'.join(_SCHEMES)})://)")
+"""A comma between two URLs; one inside a URL, as in a password, is part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,46 @@ class Address:
             password=unquote(parts.password) if parts.password else password,
         )
 
+    @classmethod
+    def parse_all(cls, urls: str, password: str | None = None) -> tuple[Address, ...]:
+        """Read one URL, or those of the nodes of a cluster, with commas between them.
+
+        password: of the users in the URLs, if the URLs do not contain it.
+        """
+        addresses = tuple(cls.parse(url, password) for url in split_urls(urls))
+        by_tls = {address.tls: address for address in addresses}
+        if len(by_tls) == 2:
+            raise TransportError(
+                "url",
+                f"{by_tls[True]} uses TLS and {by_tls[False]} does not: give mqtts:// or wss:// for all "
+                "nodes of a cluster, or for none",
+            )
+        return addresses
+
     def __str__(self) -> str:
         scheme = ("mqtt" if self.transport == "tcp" else "ws") + ("s" if self.tls else "")
         host = f"[{self.host}]" if ":" in self.host else self.host
         path = self.path if self.transport == "websockets" else ""
         return f"{scheme}://{host}:{self.port}{path}"
+
+
+def split_urls(urls: str) -> list[str]:
+    """Return the URLs of a cluster's nodes, which have commas between them."""
+    return [url.strip() for url in _NEXT_URL.split(urls)]
+
+
+def with_user(urls: str, user: str) -> str:
+    """Return the URL of a broker, or those of a cluster's nodes, with this user where they name none."""
+    parts = map(urlsplit, split_urls(urls))
+    return ",".join(
+        (p if "@" in p.netloc else p._replace(netloc=f"{quote(user, safe='')}@{p.netloc}")).geturl()
+        for p in parts
+    )
+
+
+def without_passwords(urls: str) -> str:
+    """Return the URL of a broker, or those of a cluster's nodes, without users and passwords."""
+    return ",".join(map(str, Address.parse_all(urls)))
 
 
 @dataclass(frozen=True, slots=True)

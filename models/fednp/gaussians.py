@@ -5,9 +5,10 @@ The product of two factors is then a sum, their quotient a difference. A *site* 
 data. It need not be a distribution: it may have λ = 0 (no information), so only cavities and products of
 all factors are converted to a mean and a variance.
 
-*Tilted moments.* The tilted distribution is N(z; mz, sz)·σ(f·z): the cavity times a sigmoid of the signal
-f. Its mean and variance can be computed in three ways, all differentiable in f. With C = f·z ~ N(m, s), m
-= f·mz, s = f²·sz, E_d = E[σ(C)^d] and r_d = E_d / E_1, Stein's lemma gives
+*Tilted moments.* A peer's cavity is the product of the prior and the sites of all other peers (learner.py).
+The tilted distribution is N(z; mz, sz)·σ(f·z): the cavity times a sigmoid of the signal f. Its mean and
+variance can be computed in three ways, all differentiable in f. With C = f·z ~ N(m, s), m = f·mz, s = f²·sz,
+E_d = E[σ(C)^d] and r_d = E_d / E_1, Stein's lemma gives
 
     mean = mz + sz·f·(1 − r2)        variance = sz + (sz·f)²·(2·r3 − r2 − r2²)
 
@@ -51,7 +52,10 @@ from .options import Moments
 
 @dataclass(frozen=True, eq=False)
 class Natural:
-    """Gaussian factors exp(η·z − λ·z²/2), one per dimension; `a + b` is the product of two factors."""
+    """Gaussian factors exp(η·z − λ·z²/2), one per dimension of z.
+
+    `a + b` is the product of two factors, `a - b` their quotient, `a * power` a power.
+    """
 
     eta: Tensor
     precision: Tensor
@@ -124,14 +128,16 @@ def server_cavities(prior: Natural, sites: Sequence[Natural]) -> list[Natural]:
 
 
 def updated_site(site: Natural, factor: Natural, damping: float = 1.0) -> Natural:
-    """Move a site towards `factor`, which gives the tilted moments, by the fraction `damping`.
+    """Return a site moved by the fraction `damping` towards `factor`, with which it has the tilted moments.
 
     σ(f·z) is log-concave, so the exact precision of a site is never below 0. A negative one is an error of
     the approximation or of an outdated cavity; the site keeps its old value in such dimensions.
     """
-    mixed = site * (1.0 - damping) + factor * damping
-    usable = torch.isfinite(factor.eta) & torch.isfinite(factor.precision) & (factor.precision >= 0)
-    return mixed.where(usable, site)
+    damped = site * (1.0 - damping) + factor * damping
+    is_valid = (
+        torch.isfinite(factor.eta) & torch.isfinite(factor.precision) & (factor.precision >= 0)
+    )
+    return damped.where(is_valid, site)
 
 
 _ZETA2 = math.pi / 8
@@ -192,6 +198,7 @@ def sigmoid_power_mean(mean: Tensor, variance: Tensor, power: int) -> Tensor:
 
 
 def _probit_argument(mean: Tensor, variance: Tensor, power: int) -> Tensor:
+    """Return the x for which E[σ(C)^power] ≈ σ(x): see `closed` in the module's docstring."""
     a = 2 * power * (1 - 2 ** (-1 / power))
     b = math.log(2 ** (1 / power) - 1)
     return a * (mean + b) / torch.sqrt(1 + _ZETA2 * a * a * variance)
@@ -206,6 +213,7 @@ def _nodes(mean: Tensor, variance: Tensor, f: Tensor, nodes: int) -> tuple[Tenso
 
 
 def _quadrature(mean: Tensor, variance: Tensor, f: Tensor, nodes: int) -> Gaussian:
+    """Return the tilted mean and variance by quadrature."""
     points, _, weights = _nodes(mean, variance, f, nodes)
     z = mean[..., None] + torch.sqrt(variance)[..., None] * points
     tilted_mean = (weights * z).sum(-1)
@@ -215,6 +223,7 @@ def _quadrature(mean: Tensor, variance: Tensor, f: Tensor, nodes: int) -> Gaussi
 def _quadrature_tilt(
     mean: Tensor, variance: Tensor, f: Tensor, nodes: int
 ) -> tuple[Tensor, Tensor]:
+    """Return g and h (see `_tilt`) by quadrature."""
     points, fz, weights = _nodes(mean, variance, f, nodes)
     deviation = torch.sqrt(variance)
     sigmoid, complement = torch.sigmoid(fz), torch.sigmoid(-fz)
@@ -224,13 +233,14 @@ def _quadrature_tilt(
     # Where the variance of f·z is large, these sums need more nodes: use the tilted moments of z instead.
     tilted_mean = (weights * points).sum(-1)
     tilted_variance = (weights * (points - tilted_mean[..., None]).square()).sum(-1)
-    large = f * f * variance > _LARGE_VARIANCE
-    scale = torch.where(large, f * deviation, torch.ones_like(deviation))
-    g = torch.where(large, tilted_mean / scale, g)
-    return g, torch.where(large, (tilted_variance - 1) / scale.square(), h)
+    is_large = f * f * variance > _LARGE_VARIANCE
+    scale = torch.where(is_large, f * deviation, torch.ones_like(deviation))
+    g = torch.where(is_large, tilted_mean / scale, g)
+    return g, torch.where(is_large, (tilted_variance - 1) / scale.square(), h)
 
 
 def _closed_tilt(mean: Tensor, variance: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+    """Return g and h (see `_tilt`) by the closed form."""
     m, s = f * mean, f * f * variance
     # In logarithms, because the sigmoids may underflow.
     e1, e2, e3 = (F.logsigmoid(_probit_argument(m, s, power)) for power in (1, 2, 3))
@@ -239,6 +249,7 @@ def _closed_tilt(mean: Tensor, variance: Tensor, f: Tensor) -> tuple[Tensor, Ten
 
 
 def _probit_tilt(mean: Tensor, variance: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+    """Return g and h (see `_tilt`) by σ(C) ≈ Φ(ζ·C)."""
     m, s = f * mean, f * f * variance
     scale = 1 + _ZETA2 * s
     t = math.sqrt(_ZETA2) * m / torch.sqrt(scale)
@@ -260,7 +271,7 @@ Gaussian = tuple[Tensor, Tensor]
 """Means and variances of independent Gaussians."""
 
 _START_RAW = -5.0
-"""Starting value of raw variances. The variance is softplus(−5) = 0.0067: weights start almost certain."""
+"""Starting value of raw variances. The variance is softplus(−5) = 0.0067, small beside that of the means."""
 
 
 class GaussianLinear(nn.Module):
@@ -280,8 +291,8 @@ class GaussianLinear(nn.Module):
         """Return mean and variance of y; the variance has terms of x, of W, and of both."""
         weight_variance = F.softplus(self.raw)
         y_mean = F.linear(mean, self.mean, self.bias)
-        from_x = F.linear(variance, self.mean.square())
-        y_variance = from_x + F.linear(variance + mean.square(), weight_variance)
+        variance_from_x = F.linear(variance, self.mean.square())
+        y_variance = variance_from_x + F.linear(variance + mean.square(), weight_variance)
         return y_mean, y_variance + F.softplus(self.raw_bias)
 
 
@@ -311,9 +322,9 @@ class NPN(nn.Module):
         return self.last(*relu_moments(*self.first(mean, variance)))
 
 
-def gaussian_kl(one: Gaussian, other: Gaussian) -> Tensor:
-    """Return KL[one ‖ other] of diagonal Gaussians, summed over dimensions."""
-    (mean, variance), (other_mean, other_variance) = one, other
+def gaussian_kl(p: Gaussian, q: Gaussian) -> Tensor:
+    """Return KL[p ‖ q] of diagonal Gaussians, summed over dimensions."""
+    (mean, variance), (other_mean, other_variance) = p, q
     ratio = variance / other_variance
     distance = (mean - other_mean).square() / other_variance
     return 0.5 * (ratio + distance - 1 - torch.log(ratio)).sum()

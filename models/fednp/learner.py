@@ -1,9 +1,10 @@
 """FedNP as a learner that wraps another learner, by gossip or with a server.
 
-FedNP infers a latent z of the swarm's data by expectation propagation. Each peer has a *site*, the Gaussian
-factor of z that stands for its own data; its *cavity* is the prior times all other peers' sites. A network f
-computes the site from the peer's inputs, and a natural-parameter network (NPN, gaussians.py) predicts the
-target parameters, the last layer's say, from z.
+FedNP infers a latent variable z, which describes the data of the whole swarm, by expectation propagation.
+Each peer has a *site*, the Gaussian factor of z that stands for its own data; its *cavity* is the prior times
+all other peers' sites. A network f computes the site from the peer's inputs. A natural-parameter network
+(NPN, gaussians.py) predicts the *target*, some of the network's parameters (by default the last layer's),
+from z.
 
 FedNP adds two partial models to the network, so simulations, live peers, checkpoints, security and the wire
 handle it like any other network:
@@ -28,9 +29,9 @@ Training changes a peer's estimate by Δ, and so push-sum's sum by w · Δ. If t
 cancels.
 
 Before push-sum has converged, the quotient is not the sum: on a ring, the first count is about 3^−hops at
-that many hops from the counting peer, so thirty hops away N would be 10^13. The second count divided by
-the first is the number of peers, whatever their weights. It is used once it has stopped changing, and
-never above the number of peers seen (PeerCount). Until a number is available, the cavity is the prior.
+that many hops from the counting peer, so a peer thirty hops away would compute N = 10^13. The second count
+divided by the first is the number of peers, whatever their weights. It is used once it has stopped changing,
+and never above the number of peers seen (PeerCount). Until a number is available, the cavity is the prior.
 
 A newcomer adds its weight at the estimates that it receives: sums and quotients stay the same, and its own
 changes then count fully, since all means are over the same weight. A peer that leaves hands over its site
@@ -51,8 +52,10 @@ from torch import Tensor, nn
 from ..anatomy import Part
 from ..discovery import in_one_cell
 from ..errors import ModelError
-from ..learner import AdamRule, CorrectedOptimizer, Learner, Metrics
+from ..learner import CorrectedOptimizer, Learner
+from ..metrics import Metrics
 from ..network import SlicedNetwork, average, check_weights
+from ..optimizers import AdamRule
 from ..slicing import ModelGraph, seeded_rng
 from .gaussians import (
     NPN,
@@ -209,24 +212,26 @@ def add_auxiliary(network: SlicedNetwork, auxiliary: Auxiliary) -> SlicedNetwork
         {model: slicing.graph.dependencies(model) for model in models} | {MODEL: (), SITES: ()}
     )
     parameters, statistics = (
-        tuple(replace(each, name=f"model.{each.name}") for each in maps)
-        for maps in (anatomy.parameters, anatomy.buffers)
+        tuple(replace(tensor, name=f"model.{tensor.name}") for tensor in tensors)
+        for tensors in (anatomy.parameters, anatomy.buffers)
     )
-    cell = int(anatomy.first_cells[-1])
-    added = (
+    cell = int(
+        anatomy.first_cells[-1]
+    )  # the cell of `fednp`; that of `fednp-sites` is the next one
+    added_parameters = (
         in_one_cell(f"{MODEL}.{name}", value, cell if value.requires_grad else cell + 1)
         for name, value in auxiliary.named_parameters()
     )
-    joined = replace(
+    joint_anatomy = replace(
         anatomy, parts=(*anatomy.parts, Part(MODEL, 1), Part(SITES, 1)),
-        parameters=(*parameters, *added), buffers=statistics,
+        parameters=(*parameters, *added_parameters), buffers=statistics,
     )  # fmt: skip
     slices = {model: [*map(list, slicing.cells[model]), [], []] for model in network.models}
     no_cells = [[] for _ in anatomy.parts]
     auxiliary_slices = {MODEL: [*no_cells, [0], []], SITES: [*no_cells, [], [0]]}
     return SlicedNetwork(
         Joint(network.module, auxiliary), slices | auxiliary_slices,
-        graph=graph, peer=network.peer, rest=None, cross=slicing.cross, anatomy=joined,
+        graph=graph, peer=network.peer, rest=None, cross=slicing.cross, anatomy=joint_anatomy,
         buffers=network.buffers,
     )  # fmt: skip
 
@@ -335,9 +340,8 @@ class FedNPLearner:
             self._train_auxiliary()
             self._pull_target()
         weight = self.weight_of(SITES)
-        if (
-            weight > 0
-        ):  # a newcomer has weight 0 until it has received values, and cannot contribute yet
+        # A newcomer has weight 0 until it has received values, and cannot contribute before.
+        if weight > 0:
             if not self.options.freeze_z:
                 self._update_site(weight)
             counts = self._auxiliary.counts.data
@@ -367,7 +371,7 @@ class FedNPLearner:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `state`."""
+        """Restore what `state` returned."""
         self.inner.restore(state["inner"])
         self.site = Natural.unstack(torch.as_tensor(state["site"]))
         self.cavity = Natural.unstack(torch.as_tensor(state["cavity"]))
@@ -393,9 +397,9 @@ class FedNPLearner:
     def current_cavity(self) -> Natural:
         """Return prior + total weight · mean site − own site, by gossip's current values.
 
-        It is the prior while the number of peers is not steady. Sites have precisions of 0 or more, so no
-        cavity has less precision than the prior. If one has, gossip is far from agreement: the last cavity is
-        returned.
+        It is the prior while the number of peers is not steady. Sites have precisions of 0 or more, so a
+        correct cavity has at least the precision of the prior. If it has less, push-sum is far from
+        convergence, and the last cavity is returned.
         """
         is_fixed = self._peers is not None
         if not is_fixed and not self._count.steady(self._gossiped_count(), self.peers_seen()):
@@ -407,14 +411,14 @@ class FedNPLearner:
 
     @torch.no_grad()
     def receive(self, cavity: Natural, peers: int) -> None:
-        """Use a cavity from a server, for a swarm of so many clients."""
+        """Use a cavity that a server has computed for a swarm of `peers` clients."""
         self._peers = peers
         total = cavity + self.site - self.prior
         self._auxiliary.sites.copy_(total.stack() / peers)
         self._auxiliary.counts.copy_(torch.tensor([1.0 / peers, 1.0], dtype=torch.float64))
 
     def _gossiped_count(self) -> float:
-        """Return gossip's number of peers; infinite before anything of the counting peer has arrived."""
+        """Return the number of peers by gossip's counts; infinite before the counting peer's has arrived."""
         counting_peers, all_peers = self._auxiliary.counts.tolist()
         return all_peers / counting_peers if counting_peers > 0 else inf
 
@@ -424,14 +428,17 @@ class FedNPLearner:
         return signal.mean().expand_as(signal) if self.options.signals == "one" else signal
 
     def latent(self, inputs: Tensor) -> Gaussian:
-        """Return q(z), the cavity tilted by the signal of the inputs; not tilted where that is not finite."""
+        """Return q(z), the cavity tilted by the signal of the inputs.
+
+        Dimensions in which the result is not a distribution, because of rounding, are not tilted.
+        """
         options, cavity = self.options, self.cavity.moments()
         if options.freeze_z:
             return self.prior.moments()
         signal = self.signal(inputs)
         mean, variance = tilted_moments(*cavity, signal, options.moments, options.nodes)
-        usable = torch.isfinite(mean) & torch.isfinite(variance) & (variance > 0)
-        return torch.where(usable, mean, cavity[0]), torch.where(usable, variance, cavity[1])
+        is_valid = torch.isfinite(mean) & torch.isfinite(variance) & (variance > 0)
+        return torch.where(is_valid, mean, cavity[0]), torch.where(is_valid, variance, cavity[1])
 
     @torch.no_grad()
     def predict_target(self) -> Gaussian:
@@ -441,9 +448,11 @@ class FedNPLearner:
     # --- training -------------------------------------------------------------------------------
 
     def _target_values(self) -> Tensor:
+        """Return the current target parameters as one flat tensor."""
         return torch.cat([parameter.reshape(-1) for parameter in self._target.values()])
 
     def _loss(self, inputs: Tensor) -> Tensor:
+        """Return the KL loss: of the NPN's prediction to the current target, plus of q(z) to the prior."""
         latent = self.latent(inputs)
         values = self._target_values()
         current = (values, torch.full_like(values, self.options.spread))
@@ -453,8 +462,9 @@ class FedNPLearner:
         return loss + gaussian_kl(latent, self.prior.moments()).to(loss)
 
     def _decode(self, mean: Tensor, variance: Tensor) -> Gaussian:
-        like = self.network.flat
-        return self._auxiliary.npn(mean.to(like), variance.to(like))
+        """Return the NPN's distribution of the target parameters for a distribution of z."""
+        flat = self.network.flat  # z is in float64, the NPN has the network's dtype
+        return self._auxiliary.npn(mean.to(flat), variance.to(flat))
 
     def _train_auxiliary(self) -> None:
         """Train f and the NPN for one step on the KL loss; add its scaled gradient to the network's."""
@@ -486,6 +496,7 @@ class FedNPLearner:
             parameter.lerp_(mean.view_as(parameter), fraction)
 
     def _sample_inputs(self) -> Tensor:
+        """Return the inputs from which f computes the signal of one step."""
         inputs, batch = self._features.inputs, self.options.batch
         if batch == 0 or batch >= len(inputs):
             return inputs
@@ -493,6 +504,7 @@ class FedNPLearner:
 
     @torch.no_grad()
     def _update_site(self, weight: float) -> None:
+        """Move the site towards the peer's data, and add the change to the gossiped mean of sites."""
         options = self.options
         signal = self.signal(self._features.inputs[:_MAX_SAMPLES])
         factor = tilted_factor(*self.cavity.moments(), signal, options.moments, options.nodes)
@@ -503,6 +515,7 @@ class FedNPLearner:
 
 
 def _inputs_of(inner: Learner, inputs: Tensor | None) -> Tensor:
+    """Return the training inputs: those given, else those in the learner's samples."""
     if inputs is None:
         samples = getattr(inner, "samples", None)
         inputs = samples[0] if isinstance(samples, tuple) else samples
@@ -560,7 +573,7 @@ class PeerCount:
     def observe(self, gossiped: float, seen: float) -> None:
         """Record the counts at a training. `gossiped` is infinite before gossip has counted any peer."""
         self.before = self.number(gossiped, seen)
-        if _close(gossiped, self.reference):
+        if _are_close(gossiped, self.reference):
             self.trainings += 1
         else:
             self.reference, self.trainings = gossiped, 0
@@ -569,25 +582,26 @@ class PeerCount:
         """Return how many peers there are; infinite if unknown."""
         # Peers that have left still count: their contributions are in the means.
         self.seen = max(self.seen, seen)
-        enough = self.trainings >= _trainings_needed(gossiped)
-        is_steady = enough and _close(gossiped, self.reference)
+        is_old_enough = self.trainings >= _trainings_needed(gossiped)
+        is_steady = is_old_enough and _are_close(gossiped, self.reference)
         return min(gossiped, self.seen) if is_steady else self.seen
 
     def steady(self, gossiped: float, seen: float) -> bool:
         """Return whether the number of peers is known, and close to the one at the last training."""
-        now = self.number(gossiped, seen)
-        return now < inf and (self.before is None or _close(now, self.before))
+        number = self.number(gossiped, seen)
+        return number < inf and (self.before is None or _are_close(number, self.before))
 
 
 def _trainings_needed(count: float) -> float:
-    """Return for how many trainings a count must stay equal before it is taken as final.
+    """Return for how many trainings a count must stay about equal before it is believed.
 
-    On a ring, where mixing is slowest, the count of peers near the counting peer grows with √(4t) in t
-    exchanges, so it can stay within a tenth for up to count² / 18 exchanges although it still grows. Far from
-    the counting peer the count falls from 3^hops.
+    On a ring, where gossip mixes slowest, the count that peers near the counting peer compute grows like
+    √(4t) in t exchanges. So it can stay within a tenth for up to count² / 18 exchanges although it still
+    grows. Far from the counting peer the count falls from 3^hops.
     """
     return max(_MIN_TRAININGS, count * count / 4)
 
 
-def _close(one: float, other: float) -> bool:
-    return one < inf and other < inf and abs(one - other) <= _TOLERANCE * max(one, other)
+def _are_close(a: float, b: float) -> bool:
+    """Return whether two counts are finite and about equal."""
+    return a < inf and b < inf and abs(a - b) <= _TOLERANCE * max(a, b)

@@ -17,9 +17,10 @@ _Count = Annotated[int, Field(ge=1)]
 class FedNPOptions(BaseModel):
     """Options of FedNP, which pulls parameters towards a prediction from the data of all peers.
 
-    In a config, an empty `[fednp]` table means the defaults. Peer 0 is the counting peer. Where a peer's
-    weight changes while it trains (live peers in async mode, virtual time, push-sum on irregular graphs)
-    its site is weighted by it, so cavities are approximate.
+    In a config, an empty `[fednp]` table means the defaults. Peer 0 is the counting peer; this and the other
+    words are explained in models/fednp/learner.py. If a peer's push-sum weight changes while it trains (live
+    peers in async mode, virtual time, push-sum on irregular graphs), its site is multiplied by that weight,
+    so cavities are approximate.
     """
 
     model_config = ConfigDict(
@@ -40,11 +41,12 @@ class FedNPOptions(BaseModel):
     spread: _Positive = 0.1
     """ε of the paper's eq (18): the variance assumed for the current parameters. Lower it to pull harder."""
     damping: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """The fraction by which a site moves towards its update. Lower it when cavities are outdated."""
+    """The fraction of the way by which a site moves towards its new value in one update. Lower it when
+    cavities are out of date."""
     moments: Moments = "quadrature"
     """How the moments of a tilted cavity are computed: see models/fednp/gaussians.py."""
     nodes: Annotated[int, Field(ge=2, le=100)] = 20
-    """Number of quadrature nodes."""
+    """Number of quadrature nodes. Raise it for more exact moments, which take longer."""
     signals: Literal["each", "one"] = "each"
     """each: f has an output for each dimension of z. one: a single output for all dimensions, as in the
     paper; they then stay equal, because they start equal."""

@@ -35,11 +35,12 @@ from ..anatomy import Anatomy, ParameterMap, Part, dense_axes
 from ..discovery import BATCH_NORMS, CONVOLUTIONS, named_tensors
 from ..errors import ModelError
 from ..network import SlicedNetwork
+from ..optimizers import RuleOptimizer
 from ..slicing import Layout, Slicing, Start, starting_values
 from .assignment import MatchOptions
 
-Values = Tensor | np.ndarray
-Reference = SlicedNetwork | Mapping[str, Values]
+Reference = SlicedNetwork | Mapping[str, Tensor | np.ndarray]
+"""What a network is aligned with: another network, or values by partial model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ class Alignment:
     """A permutation of cells, ready to be applied to any vector of the network's shape.
 
     moves
-        Model → part → for every index in the slice, the index of the cell that moves there.
+        By model and part: for every index in the slice, the index of the cell that moves there.
     order
         The same permutation by coordinates: `flat[order]` is the aligned flat vector.
     agreement
@@ -134,7 +135,7 @@ def align(
         for name, _ in network.module.named_buffers():
             if name in anatomy.spans:  # batch statistics are no evidence of which cells agree
                 target[anatomy.spans[name]] = 0.0
-        cells_of_slices = [one.cells for one in slices]
+        cells_of_slices = [part_slice.cells for part_slice in slices]
         cell_order, agreement = _by_weights(network, target, cells_of_slices, passes)
     else:
         raise ModelError(f"align: by {by!r} is unknown; there are weights, activations")
@@ -167,19 +168,19 @@ def _reference_values(
     flat = np.zeros(len(network.flat))
     is_given = np.zeros(len(flat), dtype=bool)
     for model, values in reference.items():
-        where = network.slicing.coordinates(model)
+        coordinates = network.slicing.coordinates(model)
         array = np.asarray(
             values.detach().cpu() if isinstance(values, Tensor) else values, np.float64
         )
-        if array.shape != where.shape:
+        if array.shape != coordinates.shape:
             raise ModelError(
-                f"align: {model!r} has {len(where)} coordinates on peer {network.peer!r}, the reference "
-                f"gives {array.shape}; peers of other widths need a common width"
+                f"align: {model!r} has {len(coordinates)} coordinates on peer {network.peer!r}, but the "
+                f"reference has the shape {array.shape}; peers of other widths need a common width"
             )
         if not np.isfinite(array).all():
             raise ModelError(f"align: the reference of {model!r} has values that are not finite")
-        flat[where] = array
-        is_given[where] = True
+        flat[coordinates] = array
+        is_given[coordinates] = True
     if not is_given.any():
         raise ModelError(
             f"align: the reference shares nothing with peer {network.peer!r}, whose models are "
@@ -205,7 +206,7 @@ def _chosen_models(
 
 
 def permute_optimizer(
-    optimizer: torch.optim.Optimizer, network: SlicedNetwork, alignment: Alignment
+    optimizer: RuleOptimizer | torch.optim.Optimizer, network: SlicedNetwork, alignment: Alignment
 ) -> None:
     """Permute the optimizer's state (momentum, Adam's moments) in place, as `alignment` permutes the network.
 
@@ -249,7 +250,7 @@ def _by_weights(
         return trial
 
     identity = np.arange(int(anatomy.first_cells[-1]))
-    # The first pass compares only weights whose other cell is not to be permuted, or was assigned before.
+    # The first pass compares only weights whose other cell is assigned already, or is not permuted at all.
     is_assigned = np.ones(len(identity), dtype=bool)
     is_assigned[np.concatenate([identity[:0], *slices])] = False
     cell_order, aligned = identity, flat
@@ -258,7 +259,7 @@ def _by_weights(
         aligned = flat[anatomy.flat_order(cell_order)]
         is_assigned[cells] = True
     agreement = [float(flat @ target)]
-    if aligned @ target <= agreement[0]:  # the few weights that it compared were misleading
+    if aligned @ target <= agreement[0]:  # the few weights that this pass compared were misleading
         cell_order, aligned = identity, flat
     agreement.append(float(aligned @ target))
     for _ in range(passes):
@@ -301,8 +302,13 @@ def weights_of_cells(
             columns = int(np.prod(other_sizes, dtype=np.int64))
             other_axes = (*parameter.axes[:index], *parameter.axes[index + 1 :])
             grid = np.indices(other_sizes).reshape(len(other_sizes), columns)
-            others = [cell[i] for cell, i in zip(other_axes, grid, strict=True) if cell is not None]
-            other_cells = np.stack(others, axis=1) if others else np.empty((columns, 0), np.int64)
+            cells_on_axes = [
+                other_axis[i]
+                for other_axis, i in zip(other_axes, grid, strict=True)
+                if other_axis is not None
+            ]
+            no_cells = np.empty((columns, 0), np.int64)
+            other_cells = np.stack(cells_on_axes, axis=1) if cells_on_axes else no_cells
             yield coordinates.reshape(len(cells), -1), np.tile(other_cells, (occurrences, 1))
 
 
@@ -331,7 +337,8 @@ def _by_activations(
             'align: by activations cannot compare networks whose norms are private (buffers="local"), '
             "because the reference has no values for them; align by weights"
         )
-    parts = [anatomy.parts[part] for part in sorted({one.part for one in slices})]
+    part_numbers = sorted({part_slice.part for part_slice in slices})
+    parts = [anatomy.parts[part] for part in part_numbers]
     flat = np.where(is_given, network.flat.double().cpu().numpy(), 0.0)
     activations = _activations(_with_values(network, flat), parts, inputs)
     references = _activations(_with_values(network, target), parts, inputs)
@@ -367,7 +374,7 @@ def _activations(module: nn.Module, parts: Sequence[Part], inputs: Tensor) -> di
     layers = dict(module.named_modules())
     activations: dict[str, np.ndarray] = {}
 
-    def hook(part: Part, layer: nn.Module, _: object, output: Tensor) -> None:
+    def record_output(part: Part, layer: nn.Module, _: object, output: Tensor) -> None:
         channel = -1 if isinstance(layer, nn.Linear) else 1
         values = output.movedim(channel, -1).flatten(0, -2).double().cpu().numpy()
         if values.shape[1] != part.cells:
@@ -386,13 +393,13 @@ def _activations(module: nn.Module, parts: Sequence[Part], inputs: Tensor) -> di
                 "align: by activations needs parts named after a dense layer or a convolution, which "
                 f"{part.name!r} is not; name those to align with parts=, or align by weights"
             )
-        layer.register_forward_hook(partial(hook, part))
+        layer.register_forward_hook(partial(record_output, part))
     module(inputs)
     return activations
 
 
 CellIndices = Mapping[str, Sequence[np.ndarray]]
-"""Model → for every part, the index in the common slice of each of the peer's cells."""
+"""By model, for every part, the index in the common slice of each of the peer's cells."""
 
 
 class CommonWidth:
@@ -438,9 +445,9 @@ class CommonWidth:
         coordinate_map = _coordinate_map(peer_slicing.anatomy, anatomy, cell_map)
         self._positions: dict[str, np.ndarray] = {}
         for model in self.slicing.averaged_models:
-            where = self.slicing.coordinates(model)
+            coordinates = self.slicing.coordinates(model)
             position_of = np.full(anatomy.size, -1, dtype=np.int64)
-            position_of[where] = np.arange(len(where))
+            position_of[coordinates] = np.arange(len(coordinates))
             positions = position_of[coordinate_map[peer_slicing.coordinates(model)]]
             assert (positions >= 0).all(), "a model has coordinates outside the common network"
             self._positions[model] = positions
@@ -455,7 +462,7 @@ class CommonWidth:
         return len(self.slicing.coordinates(model))
 
     def positions(self, model: str) -> np.ndarray:
-        """For each of the peer's values of `model`, its position in the common vector."""
+        """Return, for each of the peer's values of `model`, its position in the common vector."""
         if model not in self._positions:
             raise ModelError(
                 f"model {model!r} has no common width here; models with one are "
@@ -498,9 +505,13 @@ class CommonWidth:
             flat[self.slicing.coordinates(model)] = common
         return flat
 
-    def _check_size(self, model: str, values: np.ndarray, size: int, width: str) -> None:
+    def _check_size(self, model: str, values: np.ndarray, size: int, kind: str) -> None:
+        """Raise ModelError unless `values` is a vector of `size` values; kind: `own` or `common`."""
         if values.shape != (size,):
-            raise ModelError(f"{model!r} has {size} {width} values here, {values.shape} were given")
+            raise ModelError(
+                f"model {model!r} needs a vector of {size} {kind} values, not an array of shape "
+                f"{values.shape}"
+            )
 
 
 def resized(anatomy: Anatomy, cells: Sequence[int] | np.ndarray) -> Anatomy:
@@ -559,9 +570,10 @@ def _coordinate_map(own: Anatomy, common: Anatomy, cell_map: np.ndarray) -> np.n
 
 
 def _check_layout(slicing: Slicing, model: str, layout: Layout) -> None:
+    """Raise ModelError unless the peer has `model`, and its slice fits into `layout`."""
     if model not in slicing.models:
         raise ModelError(
-            f"common width of {model!r}: this peer implements {', '.join(slicing.models)}"
+            f"common width of {model!r}: this peer has no such model, but {', '.join(slicing.models)}"
         )
     own = slicing.layout(model)
     if len(layout.cells) != len(own.cells):
@@ -580,22 +592,23 @@ def _check_layout(slicing: Slicing, model: str, layout: Layout) -> None:
 def _check_indices(
     slicing: Slicing, model: str, layout: Layout, indices: Sequence[np.ndarray] | None
 ) -> tuple[np.ndarray, ...]:
+    """Return the indices of a peer's cells by part, by default the first ones; raise if they do not fit."""
     own = slicing.layout(model).cells
     if indices is None:
         return tuple(np.arange(count) for count in own)
-    checked = []
-    for part, count, bound, given in zip(
+    arrays = []
+    for part, count, bound, indices_of_part in zip(
         slicing.anatomy.parts, own, layout.cells, indices, strict=True
     ):
-        array = np.asarray(given, dtype=np.int64)
+        array = np.asarray(indices_of_part, dtype=np.int64)
         is_distinct = array.shape == (count,) and len(np.unique(array)) == count
         if not is_distinct or (count and not 0 <= array.min() <= array.max() < bound):
             raise ModelError(
                 f"indices of {model!r} in part {part.name!r}: give {count} different numbers from 0 to "
                 f"{bound - 1}"
             )
-        checked.append(array)
-    return tuple(checked)
+        arrays.append(array)
+    return tuple(arrays)
 
 
 def find_indices(
@@ -676,11 +689,13 @@ def _assign(
         own_squares += (own**2).sum(axis=1)
         common_squares += (common**2).sum(axis=1)
     precision, prior = 1 / options.variance, options.prior_precision
-    both, one = precision**2 / (prior + 2 * precision), precision**2 / (prior + precision)
-    # PFNM with two observers: prior odds 1/1 of a cell that the other has, concentration/2 of a new one.
-    match_score = both * (own_squares[:, None] + 2 * products + common_squares)
-    match_score -= one * common_squares
-    free_score = one * own_squares + 2 * np.log(options.concentration / 2)
+    # The factor of squared sums in the evidence Q (assignment.py) of an atom with two cells, and with one.
+    two_cells, one_cell = precision**2 / (prior + 2 * precision), precision**2 / (prior + precision)
+    # PFNM with two peers, this one and the swarm: the prior odds of a cell that the swarm has are 1/1, those
+    # of a new one concentration/2.
+    match_score = two_cells * (own_squares[:, None] + 2 * products + common_squares)
+    match_score -= one_cell * common_squares
+    free_score = one_cell * own_squares + 2 * np.log(options.concentration / 2)
     score = np.where(is_used, match_score, free_score[:, None])
     free = np.flatnonzero(~is_used)
     if options.kind == "printed":

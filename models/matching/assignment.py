@@ -1,8 +1,9 @@
-"""Match the cells of one part of several networks (PFNM, MAGI): sweeps of optimal assignments.
+"""Match the cells of one part of several networks (PFNM, MAGI) by sweeps of optimal assignments.
 
-A *cell* is a neuron, a *part* a layer's interchangeable cells, and an *atom* a cell of the fused network.
-Every cell of a peer is assigned to an atom, and no two cells of one peer to the same atom. A step assigns
-one peer's cells again, with all other peers' assignments fixed; a sweep is one step for every peer.
+A *cell* is a neuron, a *part* a layer's interchangeable cells, and an *atom* a cell of the fused network. A
+cell is described by a vector v of its weights, whose entries are *columns*; σ² is their variance. Every cell
+of a peer is assigned to an atom, and no two cells of one peer to the same atom. A step assigns one peer's
+cells again, with all other peers' assignments fixed; a sweep is one step for every peer.
 
 The cost of assigning each cell to each atom is computed for all pairs at once, with two matrix products. With
 R = Σ v/σ² and A = Σ 1/σ² over the cells v of an atom, prior mean µ, prior precision a and columns d:
@@ -29,6 +30,7 @@ from scipy.special import gammaln
 from ..errors import ModelError, check_choice, check_number
 
 PartitionPrior = Literal["printed", "set", "efpf"]
+"""The priors of a partition: see `kind` of MatchOptions."""
 
 MAGI_KL = 0.1
 """The default λ of MAGI, for `MatchOptions.kl`."""
@@ -142,8 +144,9 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class Atoms:
-    """Fused cells, one per row: `sums` Σ v/σ², `precisions` Σ 1/σ², `counts` of peers that have a cell in it.
+    """Fused cells, one per row.
 
+    `sums` is Σ v/σ² and `precisions` Σ 1/σ² over the cells of an atom, `counts` the number of these cells.
     Atoms of two sets of peers add row by row, so merging in any order gives the same atoms. The prior is
     not part of the sums; `read` includes it.
     """
@@ -177,8 +180,8 @@ class Atoms:
     def plus(self, other: Atoms) -> Atoms:
         """Return the atoms of both sets of peers together; row i is the same atom in both."""
         size = max(len(self), len(other))
-        one, two = self.extended(size), other.extended(size)
-        return Atoms(one.sums + two.sums, one.precisions + two.precisions, one.counts + two.counts)
+        a, b = self.extended(size), other.extended(size)
+        return Atoms(a.sums + b.sums, a.precisions + b.precisions, a.counts + b.counts)
 
 
 def sum_atoms(peers: Sequence[Cells], assignments: Sequence[np.ndarray], size: int) -> Atoms:
@@ -195,7 +198,8 @@ def sum_atoms(peers: Sequence[Cells], assignments: Sequence[np.ndarray], size: i
 
 
 StopReason = Literal["settled", "repeated", "tolerance", "sweep limit"]
-"""settled: a sweep changed nothing; repeated: a partition came again; tolerance: see MatchOptions."""
+"""settled: a sweep changed nothing. repeated: a sweep led back to an earlier partition. tolerance, sweep
+limit: see `tolerance` and `sweeps` of MatchOptions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,10 +252,11 @@ def match(
     options = options or MatchOptions()
     _check(peers, history)
     columns = peers[0].values.shape[1]
-    centre = np.broadcast_to(np.asarray(mean, dtype=np.float64), (columns,))
-    state = MatchState(peers, options, centre, history)
+    prior_mean = np.broadcast_to(np.asarray(mean, dtype=np.float64), (columns,))
+    state = MatchState(peers, options, prior_mean, history)
     rng = np.random.default_rng(seed)
-    # The widest peer first: the cells of the others can then match its atoms instead of making new ones.
+    # The first pass begins with the widest peer: other peers' cells can then match its atoms, instead of
+    # making new ones.
     for peer in sorted(range(len(peers)), key=lambda j: -len(peers[j].values)):
         state.step(peer)
     objective = [state.objective()]
@@ -279,13 +284,14 @@ def match(
     atoms = sum_atoms(peers, assignments, max(size, len(history.atoms) if history else 0))
     if history is not None:
         atoms = history.atoms.plus(atoms)
-    values = atoms.read(options.prior_precision, centre, shrink=options.shrink)
+    values = atoms.read(options.prior_precision, prior_mean, shrink=options.shrink)
     return MatchResult(
         assignments, atoms, values, tuple(objective), sweeps, stop_reason or "sweep limit"
     )
 
 
 def _check(peers: Sequence[Cells], history: History | None) -> None:
+    """Raise ModelError if peers cannot be matched together, or do not fit the history."""
     if not peers:
         raise ModelError("matching: no peers were given")
     columns = peers[0].values.shape[1]
@@ -345,7 +351,7 @@ class MatchState:
         self._peers = [self._costs.prepare(peer) for peer in peers]
         self.assignments = [np.empty(0, dtype=np.int64) for _ in peers]
         self._permanent = len(earlier)
-        """The first so many atoms are the history's: they stay even without a cell."""
+        """The number of the history's atoms, which come first and stay even without a cell."""
         self._sums = earlier.sums.copy()
         self._precisions = self._costs.fold(earlier.precisions).copy()
         self._counts = np.zeros(self._permanent, dtype=np.int64)
@@ -362,7 +368,7 @@ class MatchState:
         self.assignments[j] = self._add(peer, linear_sum_assignment(cost)[1])
 
     def objective(self) -> float:
-        """½ Σ (Q − λT), plus the log prior of the partition."""
+        """Return the log posterior, up to a constant: ½ Σ (Q − λT), plus the log prior of the partition."""
         used = self._counts > 0
         data = 0.5 * float(self._worth[used].sum())
         counts, peers = self._counts[used], len(self._peers)
@@ -379,7 +385,7 @@ class MatchState:
         return np.concatenate(self.labels()).tobytes()
 
     def labels(self) -> tuple[np.ndarray, ...]:
-        """Return assignments with atoms numbered as they first appear, after those of the history."""
+        """Return assignments with new atoms numbered as they first appear, after those of the history."""
         flat = np.concatenate(self.assignments)
         used, first_cell = np.unique(flat, return_index=True)
         by_appearance = used[np.argsort(first_cell)]
@@ -411,11 +417,11 @@ class MatchState:
         self.assignments = [new_number[other] for other in self.assignments]
 
     def _new_atoms(self, peer: PeerCells) -> tuple[int, np.ndarray]:
-        """Return how many new atoms are open to all of the peer's cells, and the group of each reserved one.
+        """Return how many new atoms any of the peer's cells may take, and the group of each reserved atom.
 
-        A reserved atom is open to cells of its group only: under the limit, every group may still have as
-        many atoms as its widest peer has cells, so an assignment always exists. Further cells must share
-        atoms that exist.
+        Only cells of its group may take a reserved atom. Atoms are reserved so that, under the limit, every
+        group can have as many atoms as its widest peer has cells: an assignment then always exists. All other
+        cells must share atoms that exist.
         """
         limit = self._options.limit
         if limit is None:
@@ -494,7 +500,7 @@ def _widest_by_group(peers: Sequence[PeerCells]) -> dict[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class PeerCells:
-    """Terms of a peer's cells (values v, precisions p) that do not depend on assignments: computed once."""
+    """What costs need of a peer's cells (values v, precisions p) in every step, computed once."""
 
     scaled: np.ndarray  # v p [cells, columns]
     squares: np.ndarray  # Σ (v p)² over each column class [cells, classes]

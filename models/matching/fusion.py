@@ -114,28 +114,29 @@ class Chain:
         )
 
 
-def check_alike(chains: Sequence[Chain], names: Sequence[str]) -> None:
-    """Raise, naming the layer and the sizes, if the networks differ in more than their hidden widths."""
+def check_same_form(chains: Sequence[Chain], names: Sequence[str]) -> None:
+    """Raise, naming the layer, if the networks differ in more than their hidden widths and their values."""
     if not chains:
         raise ModelError("fuse: no networks were given")
     first = chains[0]
     for name, chain in zip(names[1:], chains[1:], strict=True):
         if len(chain.layers) != len(first.layers):
             raise ModelError(
-                f"{name} has {len(chain.layers)} layers ({_shape(chain)}), {names[0]} has "
-                f"{len(first.layers)} ({_shape(first)}); networks of one depth can be fused"
+                f"{name} has {len(chain.layers)} layers ({_format_widths(chain)}), {names[0]} has "
+                f"{len(first.layers)} ({_format_widths(first)}); only networks with equally many layers can "
+                "be fused"
             )
         for expected, layer in zip(first.layers, chain.layers, strict=True):
-            if _names(expected) != _names(layer):
+            if _format_names(expected) != _format_names(layer):
                 raise ModelError(
-                    f"layer {layer.weight_name!r} of {name} holds {_names(layer)}, the one of "
-                    f"{names[0]} holds {_names(expected)}: their parts do not correspond"
+                    f"layer {layer.weight_name!r} of {name} holds {_format_names(layer)}, the one of "
+                    f"{names[0]} holds {_format_names(expected)}: their parts do not correspond"
                 )
-        for what, index in (("inputs", 0), ("outputs", -1)):
+        for kind, index in (("inputs", 0), ("outputs", -1)):
             if chain.widths[index] != first.widths[index]:
                 layer = chain.layers[index].weight_name
                 raise ModelError(
-                    f"layer {layer!r} of {name} has {chain.widths[index]} {what}, that of {names[0]} has "
+                    f"layer {layer!r} of {name} has {chain.widths[index]} {kind}, that of {names[0]} has "
                     f"{first.widths[index]}; only hidden widths may differ"
                 )
 
@@ -145,11 +146,13 @@ def part_names(chain: Chain) -> tuple[str, ...]:
     return tuple(layer.weight_name.removesuffix(".weight") for layer in chain.layers[:-1])
 
 
-def _shape(chain: Chain) -> str:
+def _format_widths(chain: Chain) -> str:
+    """Return the layout of a network: `784=300=10`."""
     return "=".join(map(str, chain.widths))
 
 
-def _names(layer: Layer) -> str:
+def _format_names(layer: Layer) -> str:
+    """Return the names of a layer's tensors, for errors and to compare layers."""
     return ", ".join([layer.weight_name, *layer.per_cell])
 
 
@@ -161,23 +164,23 @@ def _run_order(state: Mapping[str, np.ndarray]) -> list[str]:
     """
     appearance: dict[str, int] = {}
     for name in state:
-        for step in name.split(".")[:-1]:
-            appearance.setdefault(step, len(appearance))
+        for module in name.split(".")[:-1]:
+            appearance.setdefault(module, len(appearance))
 
-    def position(name: str) -> tuple[list[int], bool]:
+    def sort_key(name: str) -> tuple[list[int], bool]:
         *path, last = name.split(".")
-        steps = [int(step) if step.isdecimal() else appearance[step] for step in path]
-        return steps, last != "weight"
+        numbers = [int(module) if module.isdecimal() else appearance[module] for module in path]
+        return numbers, last != "weight"
 
-    return sorted(state, key=position)
+    return sorted(state, key=sort_key)
 
 
 @dataclass(frozen=True, eq=False)
 class Past:
     """The posterior of a fusion, which is the prior of the next one when networks arrive as a stream.
 
-    `parts` has for every hidden part its atoms, and how often each peer used each atom; `output` has the sums
-    of the output layer, a row for each output.
+    step: how many fusions led to it. parts: for every hidden part its atoms (fused cells, see assignment.py),
+    and how often each peer used each atom. output: the sums of the output layer, a row for each output.
     """
 
     step: int
@@ -194,7 +197,7 @@ class Past:
 
 @dataclass(frozen=True, eq=False)
 class Fusion:
-    """A fused network, and the fused cell of every peer's cell.
+    """A fused network, and to which fused cell every cell of every peer was assigned.
 
     chain
         The fused network.
@@ -223,10 +226,10 @@ class Fusion:
     def embed(self, peer: int, chain: Chain | None = None) -> Chain:
         """Return a peer's network with the fused network's widths and cell order; it computes the same.
 
-        Cells that the peer lacks have only zero weights. `chain` is used instead of the peer's network:
-        another one of its widths, such as the same network after more training.
+        Cells that the peer lacks have only zero weights. If `chain` is given, it is used instead of the
+        peer's network; it must have the same widths, like the same network after more training.
         """
-        source = self._checked(chain, self.peers[peer], f"peer {peer}")
+        source = self._chain_or_default(chain, self.peers[peer], f"peer {peer}")
         cells, widths = self._cells_by_part(peer), self.chain.widths
         layers = []
         for index, layer in enumerate(source.layers):
@@ -242,10 +245,10 @@ class Fusion:
     def extract(self, peer: int, chain: Chain | None = None) -> Chain:
         """Return the fused network reduced to the cells that a peer has, in that peer's own order.
 
-        `chain` is used instead of the fused network: another one of its widths, such as the fused network
-        after more training.
+        If `chain` is given, it is used instead of the fused network; it must have the same widths, like the
+        fused network after more training.
         """
-        source = self._checked(chain, self.chain, "the fused network")
+        source = self._chain_or_default(chain, self.chain, "the fused network")
         cells = self._cells_by_part(peer)
         return Chain(
             tuple(
@@ -261,7 +264,7 @@ class Fusion:
         )
 
     @staticmethod
-    def _checked(chain: Chain | None, default: Chain, name: str) -> Chain:
+    def _chain_or_default(chain: Chain | None, default: Chain, name: str) -> Chain:
         """Return `chain`, or the default; raise if their widths differ."""
         if chain is not None and chain.widths != default.widths:
             raise ModelError(f"{name} has {default.widths} cells, {chain.widths} were given")
@@ -306,16 +309,15 @@ def fuse(
     """
     options = options or MatchOptions()
     names = names or [f"network {index}" for index in range(len(chains))]
-    check_alike(chains, names)
+    check_same_form(chains, names)
     variance = peer_variances(names, options, variances)
     shares = class_shares(chains, counts)
     rng = np.random.default_rng(seed)
     first = chains[0]
     peers = range(len(chains))
     outputs = first.widths[-1]
-    # Of the part above: each peer's assignment to fused cells (outputs keep their order), and precisions.
-    above = [np.arange(outputs) for _ in peers]
-    width, above_precision = outputs, [shares[j] / variance[j] for j in peers]
+    # The part above the one that is matched; the outputs, at first, keep their order.
+    above = [_PartAbove(np.arange(outputs), shares[j] / variance[j], outputs) for j in peers]
     parts: list[MatchResult] = []
     output_layer, output_sums = _fuse_outputs(
         chains, shares / variance[:, None], options, bias_mean, past
@@ -324,25 +326,16 @@ def fuse(
     posteriors: list[tuple[Atoms, np.ndarray]] = []
     for part in range(first.hidden, 0, -1):
         template = first.layers[part - 1]
-        inputs = first.widths[0] if part == 1 else 0
+        inputs = first.widths[0] if part == 1 else 0  # number of incoming weights that are compared
         means = _per_cell_means(chains, part - 1, bias_mean)
-        mean = np.concatenate([np.zeros(inputs), means, np.zeros(width)])
-        cells = []
-        for j in peers:
-            outgoing = np.zeros((chains[j].layers[part - 1].cells, width))
-            outgoing[:, above[j]] = chains[j].layers[part].weight.T
-            outgoing_precision = np.zeros(width)
-            outgoing_precision[above[j]] = above_precision[j]
-            per_cell = _per_cell(chains[j].layers[part - 1])
-            values = [per_cell, outgoing]
-            precision = [np.full(per_cell.shape[1], 1 / variance[j]), outgoing_precision]
-            if (
-                part == 1
-            ):  # all peers have the same inputs; other incoming weights are not comparable yet
-                values.insert(0, chains[j].layers[0].weight)
-                precision.insert(0, np.full(first.widths[0], 1 / variance[j]))
-            group = None if groups is None else np.asarray(groups[j][part - 1])
-            cells.append(Cells(np.hstack(values), np.concatenate(precision), group))
+        mean = np.concatenate([np.zeros(inputs), means, np.zeros(above[0].fused_cells)])
+        cells = [
+            _cells_of_part(
+                chains[j], part, above[j], 1 / variance[j],
+                None if groups is None else np.asarray(groups[j][part - 1]),
+            )
+            for j in peers
+        ]  # fmt: skip
         history = past.history(part - 1, len(mean)) if past else None
         result = match(cells, options, mean=mean, seed=rng, history=history)
         incoming, per_cell, outgoing = np.split(
@@ -353,11 +346,48 @@ def fuse(
         layers.insert(0, replace(template, weight=incoming, per_cell=by_name))
         parts.insert(0, result)
         posteriors.insert(0, (result.atoms, _uses(result, history)))
-        above = list(result.assignments)
-        width = len(result.atoms)
-        above_precision = [np.full(len(above[j]), 1 / variance[j]) for j in peers]
+        above = [
+            _PartAbove(atoms, np.full(len(atoms), 1 / variance[j]), len(result.atoms))
+            for j, atoms in enumerate(result.assignments)
+        ]
     posterior = Past(past.step + 1 if past else 1, tuple(posteriors), output_sums)
     return Fusion(Chain(tuple(layers)), tuple(parts), tuple(chains), posterior)
+
+
+@dataclass(frozen=True, eq=False)
+class _PartAbove:
+    """One peer's cells of a part that is fused already: the fused cell and the precision of each.
+
+    `fused_cells` is the number of fused cells of the part.
+    """
+
+    assignment: np.ndarray
+    precision: np.ndarray
+    fused_cells: int
+
+
+def _cells_of_part(
+    chain: Chain, part: int, above: _PartAbove, precision: float, group: np.ndarray | None
+) -> Cells:
+    """Return the cells of a hidden part of one peer, in the form in which `match` compares them.
+
+    The columns are the weights from the inputs (of the first hidden part only: other parts are not matched
+    with each other yet, so weights from their cells cannot be compared), the values per cell, and the weights
+    to the fused cells of the part above.
+    """
+    layer, next_layer = chain.layers[part - 1], chain.layers[part]
+    outgoing = np.zeros((layer.cells, above.fused_cells))
+    outgoing[:, above.assignment] = next_layer.weight.T
+    outgoing_precision = np.zeros(above.fused_cells)
+    outgoing_precision[above.assignment] = above.precision
+    incoming = layer.weight if part == 1 else np.empty((layer.cells, 0))
+    own_values = np.hstack([incoming, _per_cell_matrix(layer)])
+    own_precision = np.full(own_values.shape[1], precision)
+    return Cells(
+        np.hstack([own_values, outgoing]),
+        np.concatenate([own_precision, outgoing_precision]),
+        group,
+    )
 
 
 def _fuse_outputs(
@@ -367,13 +397,14 @@ def _fuse_outputs(
     bias_mean: float,
     past: Past | None,
 ) -> tuple[Layer, Atoms]:
-    """Fuse the output layer's biases, and its weights if there is no hidden part; returns layer and sums.
+    """Fuse the output layer's biases, and its weights if there is no hidden part; return layer and sums.
 
-    With hidden parts, the output weights are fused with the cells of the last hidden part.
+    With hidden parts, the output weights are fused together with the cells of the last hidden part.
     """
-    last, columns = chains[0].layers[-1], None if not chains[0].hidden else 0
+    last, has_hidden = chains[0].layers[-1], chains[0].hidden > 0
+    columns = slice(0) if has_hidden else slice(None)  # of the weights
     values = [
-        np.hstack([_per_cell(chain.layers[-1]), chain.layers[-1].weight[:, :columns]])
+        np.hstack([_per_cell_matrix(chain.layers[-1]), chain.layers[-1].weight[:, columns]])
         for chain in chains
     ]
     sums = np.einsum("jk,jkc->kc", precision, np.stack(values))
@@ -386,7 +417,7 @@ def _fuse_outputs(
     fused = atoms.read(options.prior_precision, mean, shrink=options.shrink)
     per_cell, weight = np.split(fused, [len(last.per_cell)], axis=1)
     by_name = dict(zip(last.per_cell, per_cell.T, strict=True))
-    return replace(last, weight=last.weight if columns == 0 else weight, per_cell=by_name), atoms
+    return replace(last, weight=last.weight if has_hidden else weight, per_cell=by_name), atoms
 
 
 def _uses(result: MatchResult, history: History | None) -> np.ndarray:
@@ -399,7 +430,7 @@ def _uses(result: MatchResult, history: History | None) -> np.ndarray:
     return uses
 
 
-def _per_cell(layer: Layer) -> np.ndarray:
+def _per_cell_matrix(layer: Layer) -> np.ndarray:
     """Return a layer's per-cell tensors as the columns of a matrix [cells, tensors]."""
     if not layer.per_cell:
         return np.empty((layer.cells, 0))

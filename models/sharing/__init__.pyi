@@ -20,4 +20,5 @@ from .newcomers import GroupValues as GroupValues
 from .report import SharingReport as SharingReport
 from .report import cells_in_words as cells_in_words
 from .report import percent as percent
+from .report import untrained_text as untrained_text
 from .statistics import Statistics as Statistics

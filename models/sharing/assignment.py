@@ -13,7 +13,7 @@ import numpy as np
 
 from ..anatomy import Anatomy, ParameterMap
 from ..errors import ModelError
-from ..slicing import ModelGraph, Places, as_slice
+from ..slicing import Coordinates, ModelGraph, slice_if_contiguous
 
 if TYPE_CHECKING:
     from ..network import SlicedNetwork
@@ -23,13 +23,16 @@ GLOBAL = 0
 OWN = 1
 """The scheme of cells that every peer keeps for itself."""
 MAX_GROUPINGS = 30
-"""The most groupings in one assignment: coordinates keep their schemes as bits of one integer."""
+"""The most schemes in one assignment: `codes` has one bit for each."""
 
-MAX_PEER = 16
-"""The longest name of a peer that is in the name of its own model as it is."""
+MAX_PEER_NAME = 16
+"""The longest name of a peer that becomes a part of the name of its own model without being shortened."""
 
 Labels = tuple[int, ...]
-"""The group of every peer, in the order of the swarm's peers."""
+"""The number of every peer's group, in the order of the swarm's peers."""
+
+Group = tuple[int, ...]
+"""The numbers of the peers of one group."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +46,14 @@ class Assignment:
     peers
         The names of all peers of the swarm.
     schemes
-        The groups of the peers under each scheme: all in one group (GLOBAL), each alone (OWN), or a grouping
-        that was found.
+        A scheme says who averages a cell. For each, the group of every peer: all in one group (GLOBAL), each
+        alone (OWN), or another grouping of the peers. Peers of one group average together.
     scheme_of
         The scheme of every cell.
     suffix
-        Ends the names of the partial models, so that no two assignments have models of the same name and
-        different coordinates; empty while all peers share everything, or to keep the names short.
+        The end of the names of the partial models. With a suffix that depends on the assignment (`named`),
+        no two assignments have models of the same name and different coordinates. It is empty while all peers
+        share everything, and where only one assignment is used.
     """
 
     anatomy: Anatomy
@@ -70,20 +74,22 @@ class Assignment:
     def of(cls, networks: Sequence[SlicedNetwork], anatomy: Anatomy) -> Assignment:
         """Return the assignment by which the networks' own partial models average.
 
-        anatomy: that of all networks, perhaps with norms as parts of their own. Raises ModelError if their
-        models average in a way that no assignment describes.
+        anatomy: that of all networks, perhaps `with_norm_parts`. Raises ModelError if their models average in
+        a way that no assignment describes.
         """
-        peers, names = len(networks), dict[str, int]()
-        # Numbers of models: of every peer's cells, and of what averages its coordinates, negative if nothing.
+        peers = len(networks)
+        numbers: dict[str, int] = {}  # of models, by name
+        # For every peer, the number of the model that has each cell, and of the model that averages each
+        # coordinate. Coordinates that no model averages have a negative number, another one for every peer.
         model_of = np.full((peers, int(anatomy.first_cells[-1])), -1)
         averaged_by = np.repeat(-1 - np.arange(peers)[:, None], anatomy.size, axis=1)
         for row, network in enumerate(networks):
             for model in network.models:
-                number = names.setdefault(model, len(names))
+                number = numbers.setdefault(model, len(numbers))
                 for part, cells in enumerate(network.slicing.cells[model]):
                     model_of[row, anatomy.first_cells[part] + cells] = number
             for model in network.averaged_models:
-                number = names.setdefault(model, len(names))
+                number = numbers.setdefault(model, len(numbers))
                 averaged_by[row, network.slicing.coordinates(model)] = number
         shared = cls.shared(anatomy, [network.peer for network in networks])
         columns, column_of = np.unique(model_of, axis=1, return_inverse=True)
@@ -91,32 +97,40 @@ class Assignment:
         schemes = tuple(dict.fromkeys([*shared.schemes, *labels]))
         if len(schemes) > MAX_GROUPINGS:
             raise ModelError(
-                f"the partial models divide peers in {len(schemes)} ways; there may be {MAX_GROUPINGS}"
+                f"the partial models divide peers in {len(schemes)} ways; at most {MAX_GROUPINGS} are allowed"
             )
-        scheme_of = np.array([schemes.index(one) for one in labels])[column_of.ravel()]
-        found = replace(shared, schemes=schemes, scheme_of=scheme_of)
-        if not found._averages_like(averaged_by) or not _same_coordinates(networks):
+        scheme_of_column = np.array([schemes.index(grouping) for grouping in labels])
+        assignment = replace(shared, schemes=schemes, scheme_of=scheme_of_column[column_of.ravel()])
+        if not assignment._averages_like(averaged_by) or not _have_same_coordinates(networks):
             raise ModelError(
                 "weights between the cells of different partial models must be averaged by the peers that "
                 "have both models: let one model depend on the other, or average across models"
             )
-        return found
+        return assignment
 
     def _averages_like(self, averaged_by: np.ndarray) -> bool:
-        """Return whether the same peers average every coordinate; averaged_by: a model's number by peer."""
+        """Return whether every coordinate is averaged by the same peers as under `averaged_by`.
+
+        averaged_by: [peers, coordinates], the number of the model that averages the coordinate.
+        """
         for code in np.unique(self.codes).tolist():
-            groups = np.array(self.together(code))
+            groups = np.array(self.peer_groups(code))
             block = averaged_by[:, self.codes == code]
-            firsts = block[[int(np.argmax(groups == group)) for group in range(groups.max() + 1)]]
-            apart = np.diff(np.sort(firsts, axis=0), axis=0)
-            if (block != firsts[groups]).any() or not apart.all():
+            first_members = [int(np.argmax(groups == group)) for group in range(groups.max() + 1)]
+            model_of_group = block[first_members]
+            # All peers of a group must have the group's model, and no two groups the same one.
+            is_different = np.diff(np.sort(model_of_group, axis=0), axis=0)
+            if (block != model_of_group[groups]).any() or not is_different.all():
                 return False
         return True
 
     def change(
         self, part: str, cells: Sequence[int] | np.ndarray, scheme: int | Labels
     ) -> Assignment:
-        """Return an assignment that gives cells of a part to a scheme, or to a new grouping of the peers."""
+        """Return an assignment in which cells of a part have another scheme.
+
+        scheme: the number of a scheme, or the group of every peer.
+        """
         schemes = self.schemes
         if not isinstance(scheme, int):
             labels = renumbered(scheme)
@@ -134,22 +148,25 @@ class Assignment:
         return replace(self, schemes=schemes, scheme_of=scheme_of)
 
     def named(self) -> Assignment:
-        """Return the assignment with a suffix made from its content; none if all peers share everything."""
-        bare = replace(self, suffix="")
-        return replace(self, suffix=bare.digest if self.scheme_of.any() else "")
+        """Return the assignment with its digest as suffix, or no suffix if all peers share everything."""
+        without_suffix = replace(self, suffix="")
+        return replace(self, suffix=without_suffix.digest if self.scheme_of.any() else "")
 
     @property
     def is_named_by_content(self) -> bool:
-        """Whether the suffix is that of `named`, for these peers or for those before some of them joined."""
+        """Whether `named` made the suffix, for these peers or before the last of them joined.
+
+        Peers that join (`with_peers`) leave the suffix as it is.
+        """
         return any(
-            replace(
-                self, peers=self.peers[:count], schemes=tuple(each[:count] for each in self.schemes)
-            )
-            .named()
-            .suffix
-            == self.suffix
+            self._first_peers(count).named().suffix == self.suffix
             for count in range(len(self.peers), 0, -1)
         )
+
+    def _first_peers(self, count: int) -> Assignment:
+        """Return the assignment with only the first `count` peers."""
+        schemes = tuple(labels[:count] for labels in self.schemes)
+        return replace(self, peers=self.peers[:count], schemes=schemes)
 
     @cached_property
     def groupings(self) -> tuple[int, ...]:
@@ -158,22 +175,24 @@ class Assignment:
 
     def groups_of(self, peer: str) -> Labels:
         """Return the group of a peer in each of the `groupings`."""
-        place = self.peers.index(peer)
-        return tuple(self.schemes[scheme][place] for scheme in self.groupings)
+        index = self.peers.index(peer)
+        return tuple(self.schemes[scheme][index] for scheme in self.groupings)
 
     def among_all_members(self, models: Iterable[str], given: int) -> frozenset[str]:
-        """Return those of the models that groups share which have formed by themselves.
+        """Return those of `models` that belong to groups which were decided while the swarm trained.
 
-        Their members average among each other whatever the swarm's graph is. given: the number of schemes
-        with which the swarm began.
+        The graph of the swarm was not made for these groups: it may leave the members of one unconnected. So
+        all members of such a group are neighbours. given: the number of schemes with which the swarm began.
         """
-        formed = {
+        models_of_groups = {
             self.model(scheme, peer)
             for scheme in self.groupings
             if scheme >= given
             for peer in self.peers
         }
-        return frozenset(model for model in models if formed.intersection(model.split("&")))
+        return frozenset(
+            model for model in models if models_of_groups.intersection(model.split("&"))
+        )
 
     def with_peers(self, names: Iterable[str]) -> Assignment:
         """Return the assignment with more peers, each of them alone in every grouping.
@@ -191,10 +210,10 @@ class Assignment:
 
     def joined(self, peer: str, example: str) -> Assignment:
         """Return the assignment with a peer in the groups that another one is in."""
-        place, other = self.peers.index(peer), self.peers.index(example)
+        index, example_index = self.peers.index(peer), self.peers.index(example)
         schemes = [list(labels) for labels in self.schemes]
         for labels in schemes[OWN + 1 :]:
-            labels[place] = labels[other]
+            labels[index] = labels[example_index]
         return replace(self, schemes=tuple(map(renumbered, schemes)))
 
     def cells(self, part: str, scheme: int) -> np.ndarray:
@@ -206,10 +225,11 @@ class Assignment:
     def slices(self, peer: str) -> tuple[dict[str, dict[str, list[int]]], ModelGraph]:
         """Return a peer's slices and the dependencies of its partial models.
 
-        A grouping's models are called `group2-0`, `group2-1`, … after its scheme and the group. Groups depend
-        on `global`, the peer's own model on all others. Weights between cells of two groupings are averaged
-        by the peers that are together in both, so slice with `cross=True`. A peer that is not one of `peers`
-        belongs to no group: it keeps the cells of groups for itself.
+        The models of a grouping are called `group2-0`, `group2-1`, … after its scheme and the group. They
+        depend on `global`, and the peer's own model depends on all others. Weights between cells of two
+        groupings are averaged by the peers that are in the same group of both, so the slices need
+        `cross=True`. A peer that is not one of `peers` belongs to no group: it keeps the cells of groups for
+        itself.
         """
         slices: dict[str, dict[str, list[int]]] = {}
         for scheme in np.unique(self.scheme_of).tolist():
@@ -217,15 +237,14 @@ class Assignment:
             for part in self.anatomy.names:
                 if cells := self.cells(part, scheme).tolist():
                     model[part] = sorted([*model.get(part, []), *cells])
-        everywhere = self.model(GLOBAL, peer)
-        depends = {everywhere: []}
-        own = self.model(OWN, peer)
-        groups = [model for model in slices if model not in (everywhere, own)]
-        depends |= {model: [everywhere] for model in groups}
-        if everywhere not in slices:
+        global_model, own_model = self.model(GLOBAL, peer), self.model(OWN, peer)
+        groups = [model for model in slices if model not in (global_model, own_model)]
+        if global_model in slices:
+            depends = {global_model: [], **{model: [global_model] for model in groups}}
+        else:
             depends = {model: [] for model in groups}
-        if own in slices:
-            depends[own] = [model for model in depends if model != own]
+        if own_model in slices:
+            depends[own_model] = [model for model in depends if model != own_model]
         return slices, ModelGraph(depends)
 
     def model(self, scheme: int, peer: str) -> str:
@@ -234,60 +253,72 @@ class Assignment:
         if scheme == GLOBAL:
             return f"global{ending}"
         if scheme == OWN or peer not in self.peers:
-            return f"local-{_short(peer)}{ending}"
+            return f"local-{_short_name(peer)}{ending}"
         return f"group{scheme}-{self.schemes[scheme][self.peers.index(peer)]}{ending}"
 
     @cached_property
     def codes(self) -> np.ndarray:
-        """For every coordinate of the flat vector, the schemes of its cells, as bits."""
+        """The code of every coordinate of the flat vector: bit s is set if one of its cells has scheme s."""
         bits = 1 << self.scheme_of.astype(np.int64)
-        return np.concatenate([_spread(bits, one) for one in self.anatomy.parameters])
+        return np.concatenate(
+            [_bits_of_coordinates(bits, parameter) for parameter in self.anatomy.parameters]
+        )
 
-    def blocks_of(self, cells: np.ndarray) -> list[tuple[int, int, Places]]:
+    def blocks_of(self, cells: np.ndarray) -> list[tuple[int, int, Coordinates]]:
         """Return the coordinates that belong to some cells, in blocks that are averaged alike.
 
-        cells: numbered through the whole network. A block is its code (see `codes`), the code of its other
-        cells alone, and its coordinates.
+        cells: numbered through the whole network. A block is its code (see `codes`), the code of only its
+        cells that are not in `cells`, and its coordinates.
         """
         key = cells.tobytes()
         if key not in self._blocks:
-            bits = 1 << self.scheme_of.astype(np.int64)
-            chosen = np.zeros(len(bits), bool)
-            chosen[cells] = True
-            kinds = np.where(chosen, 1 << 2 * MAX_GROUPINGS, bits << MAX_GROUPINGS) | bits
-            pieces: dict[int, list[np.ndarray]] = {}
-            for one in self.anatomy.parameters:
-                if any(chosen[each].any() for each in _cells_of(one)):
-                    kind_of = _spread(kinds, one)
-                    inside = np.flatnonzero(kind_of >> 2 * MAX_GROUPINGS)
-                    start = self.anatomy.spans[one.name].start
-                    for kind, places in _by_value(kind_of[inside]):
-                        pieces.setdefault(kind, []).append(start + inside[places])
-            mask = (1 << MAX_GROUPINGS) - 1
-            self._blocks[key] = [
-                (kind & mask, kind >> MAX_GROUPINGS & mask, as_slice(np.concatenate(places)))
-                for kind, places in pieces.items()
-            ]
+            self._blocks[key] = self._find_blocks(cells)
         return self._blocks[key]
 
+    def _find_blocks(self, cells: np.ndarray) -> list[tuple[int, int, Coordinates]]:
+        """Return what `blocks_of` returns."""
+        code_of_cell = 1 << self.scheme_of.astype(np.int64)
+        is_chosen = np.zeros(len(code_of_cell), bool)
+        is_chosen[cells] = True
+        # One integer per coordinate, so that equal ones are found by one comparison. From its lowest bit: the
+        # code of all cells, the code of cells that are not chosen, and whether a cell is chosen.
+        other_code, chosen_flag = code_of_cell << MAX_GROUPINGS, 1 << 2 * MAX_GROUPINGS
+        key_of_cell = np.where(is_chosen, chosen_flag, other_code) | code_of_cell
+        coordinates: dict[int, list[np.ndarray]] = {}
+        for parameter in self.anatomy.parameters:
+            if any(is_chosen[axis_cells].any() for axis_cells in _cells_of(parameter)):
+                keys = _bits_of_coordinates(key_of_cell, parameter)
+                with_chosen = np.flatnonzero(keys >> 2 * MAX_GROUPINGS)
+                start = self.anatomy.spans[parameter.name].start
+                for key, indices in _by_value(keys[with_chosen]):
+                    coordinates.setdefault(key, []).append(start + with_chosen[indices])
+        mask = (1 << MAX_GROUPINGS) - 1
+        return [
+            (key & mask, key >> MAX_GROUPINGS & mask, slice_if_contiguous(np.concatenate(pieces)))
+            for key, pieces in coordinates.items()
+        ]
+
     @cached_property
-    def _blocks(self) -> dict[bytes, list[tuple[int, int, Places]]]:
-        """What `blocks_of` has found, by cells: many candidates change the same cells."""
+    def _blocks(self) -> dict[bytes, list[tuple[int, int, Coordinates]]]:
+        """The results of `blocks_of`, by cells: many candidates change the same cells."""
         return {}
 
-    def together(self, code: int) -> Labels:
-        """Return the groups of peers that average coordinates with a code: together in all its schemes."""
-        chosen = [labels for scheme, labels in enumerate(self.schemes) if code >> scheme & 1]
-        return renumbered(zip(*chosen, strict=True))
+    def peer_groups(self, code: int) -> Labels:
+        """Return the group of every peer for coordinates with a code; see `codes`.
 
-    def groups_at(self, coordinates: np.ndarray) -> Iterator[tuple[Labels, np.ndarray]]:
+        Two peers average such a coordinate together if they are in the same group under all its schemes.
+        """
+        groupings = [labels for scheme, labels in enumerate(self.schemes) if code >> scheme & 1]
+        return renumbered(zip(*groupings, strict=True))
+
+    def groups_at(self, coordinates: np.ndarray) -> Iterator[tuple[Group, np.ndarray]]:
         """Yield the groups of peers that average some coordinates, and which coordinates each averages.
 
-        Peers are given by their numbers. A group of one peer means that it keeps its own value.
+        A group has the numbers of its peers. A group of one peer means that it keeps its own value.
         """
-        for code, places in _by_value(self.codes[coordinates]):
-            columns = coordinates[places]
-            for group in members(self.together(code)):
+        for code, indices in _by_value(self.codes[coordinates]):
+            columns = coordinates[indices]
+            for group in members(self.peer_groups(code)):
                 yield group, columns
 
     def average(self, rows: np.ndarray, coordinates: np.ndarray) -> np.ndarray:
@@ -303,11 +334,11 @@ class Assignment:
         """How many different values the swarm holds: fewer mean more sharing."""
         codes, counts = np.unique(self.codes, return_counts=True)
         pairs = zip(codes.tolist(), counts.tolist(), strict=True)
-        return sum(count * (max(self.together(code)) + 1) for code, count in pairs)
+        return sum(count * (max(self.peer_groups(code)) + 1) for code, count in pairs)
 
     @cached_property
     def digest(self) -> str:
-        """A short text that differs between assignments that are not the same."""
+        """A short hash of the assignment."""
         data = json.dumps(self.as_record(), sort_keys=True).encode()
         return hashlib.blake2b(data, digest_size=4).hexdigest()
 
@@ -336,29 +367,29 @@ class Assignment:
                 first, end = anatomy.first_cells[(index := anatomy.find(part)) : index + 2]
                 for scheme, cells in by_scheme.items():
                     scheme_of[first:end][cells] = int(scheme)
-            valid = (
+            is_valid = (
                 len(set(peers)) == count > 0
                 and {len(labels) for labels in schemes} == {count}
                 and schemes[: OWN + 1] == ((0,) * count, tuple(range(count)))
                 and len(schemes) <= MAX_GROUPINGS
                 and 0 <= scheme_of.min() <= scheme_of.max() < len(schemes)
             )
-            if not valid:
+            if not is_valid:
                 raise ValueError
         except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError):
             raise ModelError("an assignment does not describe the cells of this network") from None
         return cls(anatomy, peers, schemes, scheme_of, str(record.get("suffix", "")))
 
 
-def _short(peer: str) -> str:
+def _short_name(peer: str) -> str:
     """Return a peer's name if it fits into the name of a partial model; else its beginning and a digest."""
-    if len(peer) <= MAX_PEER:
+    if len(peer) <= MAX_PEER_NAME:
         return peer
     digest = hashlib.blake2b(peer.encode(), digest_size=4).hexdigest()
-    return f"{peer[: MAX_PEER - 1 - len(digest)]}-{digest}"
+    return f"{peer[: MAX_PEER_NAME - 1 - len(digest)]}-{digest}"
 
 
-def _same_coordinates(networks: Sequence[SlicedNetwork]) -> bool:
+def _have_same_coordinates(networks: Sequence[SlicedNetwork]) -> bool:
     """Return whether every model has the same coordinates, in the same order, on all peers that have it."""
     first: dict[str, np.ndarray] = {}
     return all(
@@ -370,13 +401,13 @@ def _same_coordinates(networks: Sequence[SlicedNetwork]) -> bool:
 
 
 def renumbered(labels: Iterable[object]) -> Labels:
-    """Return labels as numbers in the order of their first appearance."""
+    """Return labels replaced by numbers from 0, in the order in which each first appears."""
     numbers: dict[object, int] = {}
     return tuple(numbers.setdefault(label, len(numbers)) for label in labels)
 
 
-def members(labels: Labels) -> list[tuple[int, ...]]:
-    """Return the numbers of the peers of every group."""
+def members(labels: Labels) -> list[Group]:
+    """Return, for every group, the numbers of its peers."""
     groups: list[list[int]] = [[] for _ in range(max(labels) + 1)]
     for peer, group in enumerate(labels):
         groups[group].append(peer)
@@ -389,25 +420,28 @@ def _cells_of(parameter: ParameterMap) -> Iterator[np.ndarray]:
     yield np.array([c for c in (parameter.cell, parameter.extra_cell) if c is not None], int)
 
 
-def _spread(bits: np.ndarray, parameter: ParameterMap) -> np.ndarray:
-    """Return, for every coordinate of a parameter, the bits of all its cells together."""
-    found = np.zeros(parameter.shape, np.int64)
+def _bits_of_coordinates(bits: np.ndarray, parameter: ParameterMap) -> np.ndarray:
+    """Return, for every coordinate of a parameter, the bits of all its cells, joined by `or`.
+
+    bits: an integer per cell.
+    """
+    joined = np.zeros(parameter.shape, np.int64)
     for number, axis in enumerate(parameter.axes):
         if axis is not None:
             shape = [1] * len(parameter.shape)
             shape[number] = len(axis)
-            found |= bits[axis].reshape(shape)
+            joined |= bits[axis].reshape(shape)
     for cell in (parameter.cell, parameter.extra_cell):
         if cell is not None:
-            found |= bits[cell]
-    return found.ravel()
+            joined |= bits[cell]
+    return joined.ravel()
 
 
 def _by_value(values: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the different numbers in an array, and where each is; fast if there are few."""
-    left = np.ones(len(values), bool)
-    while left.any():
-        value = values[left.argmax()]
+    """Yield the distinct numbers of an array, each with its indices; fast if there are few."""
+    is_remaining = np.ones(len(values), bool)
+    while is_remaining.any():
+        value = values[is_remaining.argmax()]
         is_equal = values == value
         yield int(value), np.flatnonzero(is_equal)
-        left &= ~is_equal
+        is_remaining &= ~is_equal

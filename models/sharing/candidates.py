@@ -1,4 +1,7 @@
-"""Assignments that a swarm may change to: one part of the network, made own or given to groups of peers."""
+"""Candidates: the assignments that a swarm may change to next.
+
+Each changes who averages some cells of one part: groups of peers, each peer for itself, or all peers again.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.cluster.hierarchy import fcluster, linkage
 
 from ..anatomy import Anatomy
 from ..errors import ModelError
-from ..slicing import Places
+from ..slicing import Coordinates
 from .assignment import GLOBAL, OWN, Assignment, Labels, renumbered
+
+MAX_GROUPS = 5
+"""The most groups that are tried."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,16 +25,18 @@ class Candidate:
     """An assignment that differs from the present one in one part.
 
     level
-        The order in which parts are preferred: norms are below 0, the outputs 0, parts below them 1, 2, …
+        Where the part is in the network, counted from the outputs: 0 for the outputs, 1, 2, … for the parts
+        before them, and negative numbers for the parts that stand for norm layers. Candidates of lower levels
+        are preferred.
     cells
         Which cells of the part change.
     scheme
-        OWN, or the groups that average them.
+        Who averages them: OWN for each peer alone, the group of every peer, or GLOBAL for all peers again.
     assignment
         The assignment with this change.
     changes
-        The coordinates that it averages among other peers than the present assignment does, in blocks,
-        with the groups of those peers.
+        The coordinates that are averaged by other groups of peers than under the present assignment, in
+        blocks: the group of every peer, and the coordinates of the block.
     """
 
     part: str
@@ -37,7 +44,7 @@ class Candidate:
     cells: tuple[int, ...]
     scheme: int | Labels
     assignment: Assignment
-    changes: tuple[tuple[Labels, Places], ...]
+    changes: tuple[tuple[Labels, Coordinates], ...]
 
     @classmethod
     def of(
@@ -49,18 +56,32 @@ class Candidate:
         level = next(level for level, name in levels(anatomy) if name == part)
         changed, changes = present.change(part, chosen, scheme), []
         for code, others, columns in present.blocks_of(first + chosen):
-            labels = changed.together(others | 1 << int(changed.scheme_of[first + chosen[0]]))
-            if labels != present.together(code):
+            labels = changed.peer_groups(others | 1 << int(changed.scheme_of[first + chosen[0]]))
+            if labels != present.peer_groups(code):
                 changes.append((labels, columns))
         return cls(part, level, tuple(chosen.tolist()), scheme, changed, tuple(changes))
 
     @property
     def groups(self) -> int:
-        """The number of groups that average the cells; 0 if each peer keeps its own."""
+        """The number of groups that average the cells; 0 if there are none."""
         return 0 if isinstance(self.scheme, int) else max(self.scheme) + 1
+
+    @property
+    def is_return(self) -> bool:
+        """Whether all peers share the cells again."""
+        return self.scheme == GLOBAL
+
+    @property
+    def cell_numbers(self) -> list[int]:
+        """The cells, numbered through the whole network."""
+        anatomy = self.assignment.anatomy
+        first = int(anatomy.first_cells[anatomy.find(self.part)])
+        return [first + cell for cell in self.cells]
 
     def __str__(self) -> str:
         change = f"averaged in {self.groups} groups" if self.groups else "each peer's own"
+        if self.is_return:
+            change = "shared by all peers again"
         return f"{self._cells_in_words()} of {self._part_in_words()}: {change}"
 
     def as_record(self) -> dict[str, Any]:
@@ -70,10 +91,10 @@ class Candidate:
 
     @classmethod
     def from_record(cls, present: Assignment, record: dict[str, Any]) -> Candidate:
-        """Return the candidate that `as_record` described; ModelError if it is none of this assignment."""
+        """Return the candidate that `as_record` described; ModelError if it does not fit the assignment."""
         scheme, name, cells = record["scheme"], record["part"], record["cells"]
         part = present.anatomy.parts[present.anatomy.find(name)]
-        if not all(0 <= cell < part.cells for cell in cells):
+        if cells and not (min(cells) >= 0 and max(cells) < part.cells):
             raise ModelError(f"a candidate changes cells that part {name!r} does not have")
         if not isinstance(scheme, int):
             scheme = renumbered(scheme)
@@ -82,6 +103,7 @@ class Candidate:
         return cls.of(present, name, cells, scheme)
 
     def _cells_in_words(self) -> str:
+        """Return the cells as text: `all cells`, `cells 8, 9`."""
         part = self.assignment.anatomy.parts[self.assignment.anatomy.find(self.part)]
         if len(self.cells) == part.cells:
             return "all cells"
@@ -90,6 +112,7 @@ class Candidate:
         return f"cell{'s' * (len(self.cells) > 1)} {', '.join(map(str, self.cells))}"
 
     def _part_in_words(self) -> str:
+        """Return the part as text: `part 2`, `the outputs (4)`."""
         if self.level < 0:
             return self.part.replace("-", " ")
         if self.level == 0:
@@ -101,70 +124,85 @@ def propose(
     assignment: Assignment,
     sketches: Mapping[str, np.ndarray],
     ratios: np.ndarray,
-    max_groups: int,
     frozen: Collection[str] = (),
+    moved: Collection[int] = (),
 ) -> list[Candidate]:
     """Return the candidates for the next step.
 
-    Of every part, all cells that all peers still share, and those whose V/σ² is above 1, become own, or
-    are given to known groupings or to groups of peers whose values move alike.
+    For every part, there is a candidate that makes all cells that are still shared by all peers each peer's
+    own, and one for each grouping of the peers: those in use, and those of peers whose training moves the
+    part's values in similar directions. If only some of these cells have a V/σ² above 1, there are the same
+    candidates for these cells of the outputs, and the one that makes them each peer's own for other parts.
+    One more candidate shares the cells in `moved` among all peers again.
 
     sketches
         For each part, one row of numbers per peer: how far, and in which direction, training moves the
         part's values away from the average.
     ratios
-        For every cell, V/σ²: how much values really differ between peers, relative to the noise of their
-        samples.
+        For every cell, V/σ²: the variance of its values between peers, relative to the noise that comes from
+        the choice of samples.
     frozen
-        Parts that are not trained. They could only seem to gain, by the weights that lead out of them.
+        Parts that are not trained. Only the weights that lead out of their cells could gain by a change, so
+        there are no candidates for them.
+    moved
+        Cells that all peers shared before a decision, numbered through the network.
     """
     anatomy = assignment.anatomy
     candidates: list[Candidate] = []
-    for _, part in levels(anatomy):
-        shared = assignment.cells(part, GLOBAL)
-        if not len(shared) or part in frozen:
+    for level, part in levels(anatomy):
+        if part in frozen:
             continue
-        first = anatomy.first_cells[anatomy.find(part)]
+        first, end = anatomy.first_cells[(index := anatomy.find(part)) : index + 2]
+        moved_cells = [cell - first for cell in moved if first <= cell < end]
+        if moved_cells:
+            candidates.append(Candidate.of(assignment, part, moved_cells, GLOBAL))
+        shared = assignment.cells(part, GLOBAL)
+        if not len(shared):
+            continue
         differing = shared[ratios[first + shared] > 1]
         groupings = [
             *assignment.schemes[OWN + 1 :],
-            *groupings_of(sketches[part], max_groups),
+            *groupings_of(sketches[part], MAX_GROUPS),
         ]
-        chosen = [shared]
+        schemes: list[int | Labels] = [OWN, *dict.fromkeys(groupings)]
+        candidates += [Candidate.of(assignment, part, shared, scheme) for scheme in schemes]
         if 0 < len(differing) < len(shared):
-            chosen.append(differing)
-        for cells in chosen:
-            schemes: list[int | Labels] = [OWN, *dict.fromkeys(groupings)]
-            candidates += [Candidate.of(assignment, part, cells, scheme) for scheme in schemes]
+            tried = schemes if level == 0 else [OWN]
+            candidates += [Candidate.of(assignment, part, differing, scheme) for scheme in tried]
     return candidates
 
 
 def levels(anatomy: Anatomy) -> list[tuple[int, str]]:
-    """Return the parts with their levels: norms first, then from the outputs down to the inputs."""
+    """Return (level, part) of every part: norms first, then from the outputs down to the inputs."""
     norms = [name for name in NORM_PARTS if name in anatomy.names]
     others = [name for name in reversed(anatomy.names) if name not in NORM_PARTS]
     return [(index - len(norms), name) for index, name in enumerate([*norms, *others])]
 
 
-NORM_PARTS = ("norm-statistics", "norms")
+NORM_STATISTICS = "norm-statistics"
+NORM_PARTS = (NORM_STATISTICS, "norms")
 """Names of parts that stand for batch norm's statistics and for the gains and biases of norm layers."""
 
 
-def groupings_of(sketches: np.ndarray, most: int) -> list[Labels]:
-    """Group peers by the directions of their sketches, into 2, 3, … groups (average linkage, cosine).
+def groupings_of(sketches: np.ndarray, max_groups: int) -> list[Labels]:
+    """Return groupings of the peers into 2, 3, … groups whose sketches have similar directions.
 
-    Peers whose sketches are 0, as those of peers that are offline, are alone.
+    They are found by hierarchical clustering (average linkage, cosine distance). A peer whose sketch is 0,
+    as that of a peer that is offline, is a group of its own.
     """
     lengths = np.linalg.norm(sketches, axis=1)
-    known = np.flatnonzero(lengths > 0)
-    if len(known) < 3:
+    has_sketch = np.flatnonzero(lengths > 0)
+    if len(has_sketch) < 3:
         return []
-    tree = linkage(sketches[known] / lengths[known, None], "average", metric="cosine")
-    found = []
-    for groups in range(2, min(most, len(known) - 1) + 1):
+    from scipy.cluster.hierarchy import fcluster, linkage  # slow: only the peer that plans needs it
+
+    directions = sketches[has_sketch] / lengths[has_sketch, None]
+    tree = linkage(directions, "average", metric="cosine")
+    groupings = []
+    for groups in range(2, min(max_groups, len(has_sketch) - 1) + 1):
         clusters = fcluster(tree, groups, "maxclust")
         if clusters.max() > 1:
-            labels = -1 - np.arange(len(sketches))  # peers of which nothing is known are alone
-            labels[known] = clusters
-            found.append(renumbered(labels.tolist()))
-    return list(dict.fromkeys(found))
+            labels = -1 - np.arange(len(sketches))  # different for every peer without a sketch
+            labels[has_sketch] = clusters
+            groupings.append(renumbered(labels.tolist()))
+    return list(dict.fromkeys(groupings))

@@ -1,42 +1,99 @@
 """Decide what a swarm shares: a `Planner` turns what all peers have measured into the next `Plan`.
 
-A plan says which cells are shared and with whom, which changes of that are being compared, and whether
-peers hold samples out to compare them. One peer makes and announces plans; all peers follow them.
+A plan says which cells are shared and with whom, which changes of that (*candidates*) are being compared, and
+whether peers hold samples out to compare them. One peer makes and announces plans; all peers follow them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import ceil, nan
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import TypeAdapter
-from scipy import stats
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..anatomy import Anatomy
 from ..errors import ModelError
-from .assignment import MAX_GROUPINGS, Assignment
-from .candidates import Candidate, propose
-from .records import Count, check_record
-from .statistics import Statistics, StatisticsLayout, number_of
+from .assignment import MAX_GROUPINGS, OWN, Assignment
+from .candidates import MAX_GROUPS, NORM_STATISTICS, Candidate, propose
+from .statistics import Statistics, StatisticsLayout, count_coordinates
 
-MAX_GROUPS = 5
-"""The most groups that a planner tries."""
+# --- the form of a plan that a peer publishes on its card: it comes from outside, so every field is checked
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+"""A number that every JSON reader reads exactly."""
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class _Record(BaseModel):
+    """Plain data; a field of another type is an error, not converted."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class AssignmentRecord(_Record):
+    """An Assignment. cells: by part and scheme, the cells of the part that have the scheme."""
+
+    suffix: Annotated[str, Field(max_length=16, pattern="^[0-9a-f]*$")]
+    peers: Annotated[list[Name], Field(min_length=1)]
+    schemes: list[list[Index]]
+    cells: dict[str, dict[str, list[Index]]]
+
+
+class CandidateRecord(_Record):
+    """A Candidate."""
+
+    part: str
+    cells: Annotated[list[Index], Field(min_length=1)]
+    scheme: Index | list[Index]
+
+
+class PlanRecord(_Record):
+    """A Plan."""
+
+    assignment: AssignmentRecord
+    version: Count
+    round: Count
+    until: Count
+    candidates: list[CandidateRecord]
+    deciding: bool
+    chosen: Count | None
+    memory: dict[str, Any]
+    newcomers: list[Name]
+
+
+def check_record(record: object) -> None:
+    """Raise ModelError unless plain data has the form of a plan."""
+    try:
+        PlanRecord.model_validate_json(json.dumps(record))
+    except (ValidationError, TypeError, ValueError, RecursionError) as error:
+        text = repr(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            text = f"{first['loc']}: {first['msg']}"
+        raise ModelError(f"it has not the form of a plan: {text:.200}") from None
+
+
 MAX_VALUES = 256
-"""The most values of groups that a plan may compare, for each coordinate of the network."""
+"""The most values of groups that a plan from outside may make peers average, per coordinate of the
+network."""
 
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """Constants of the procedure, chosen on seeds 0 to 3 of `gossamer study auto`, which reports others."""
+    """Constants of the procedure.
+
+    They were chosen on seeds below 3000 of `gossamer study auto`, which reports the results of other seeds.
+    """
 
     learned: float = 0.75
-    """Losses are compared once the training loss has fallen to this share of its start: networks that have
-    learned little differ by chance."""
+    """Losses are compared once the training loss has fallen to this share of its first value. Networks that
+    have learned little differ mostly by chance."""
     latest: int = 6
     """The round from which losses are compared even if the training loss has not fallen that far: where
     peers contradict each other, it may never fall."""
@@ -44,8 +101,8 @@ class AutoOptions:
     """Rounds between two decisions. Losses are measured in all of them but the last, in which gossip takes
     them to all peers."""
     settle: int = 2
-    """Rounds after a change, and at the beginning, before candidates are compared: how training moves
-    values is measured in the first, and gossip takes that to all peers in the last."""
+    """Rounds after a change, and at the beginning, before candidates are compared. In the first, peers
+    measure how training moves values; in the last, gossip takes that to all peers."""
     held_out: float = 0.3
     """The share of a peer's training samples that is held out while the swarm decides."""
     max_held_out: int = 60
@@ -53,35 +110,35 @@ class AutoOptions:
     min_gain: float = 0.005
     """The smallest gain that counts, relative to the loss."""
     errors: float = 3.0
-    """How many standard errors a gain must be above 0, in a swarm of 16 peers; with fewer peers more."""
-    norm_errors: float = 1.5
-    """The same for norm layers, which have few values: a wrong decision costs little."""
+    """How many standard errors the gain of a change of outputs must exceed, in a swarm of 16 peers; with
+    fewer peers it is more (`_quantile_ratio`). Half as many are enough for norm layers, which have few
+    values, so that a wrong decision costs little, and for sharing cells again. 1.5 times as many are needed
+    for the parts below the outputs, which have many values."""
     lead: float = 1 / 3
-    """A part is chosen before the parts below it only with this share of the largest gain: otherwise the
-    difference lies in a lower part, and only shows in this one."""
+    """A part is chosen before the parts below it only if its gain is at least this share of the largest gain.
+    Otherwise the peers differ in a lower part, and that difference only shows in this one too."""
     later_gain: float = 0.05
-    """The smallest gain of a change after the first: what a change leaves behind looks like a small gain
-    elsewhere, and fades."""
-    max_groups: int = MAX_GROUPS
-    """The most groups that are tried."""
+    """The smallest gain that counts after the first change. For some rounds after a change, other candidates
+    seem to gain a little. For sharing cells again, `min_gain` still counts."""
     quiet: int = 2
-    """Comparisons in which nothing gains, after which held-out samples are trained on again."""
+    """After so many comparisons without even a hint of a gain, peers train on the held-out samples again."""
     hint: float = 0.5
-    """A gain with this share of the errors that it needs is not enough for a change, but one to wait for."""
+    """A gain is a hint if it exceeds this share of the standard errors that a change needs."""
     patience: int = 6
-    """Comparisons without a change, after which held-out samples are trained on again in any case."""
+    """After so many comparisons without a change, peers train on the held-out samples again in any case."""
     look_again: float = 2.0
-    """A quiet swarm decides again when its round number has grown by this factor."""
+    """A swarm that holds no samples out decides again when its round number has grown by this factor."""
     alarm: float = 1.15
-    """A quiet swarm decides again when the training loss exceeds the least of the last three plans by this
-    factor."""
+    """A swarm that holds no samples out decides again when the training loss exceeds the smallest of the last
+    three plans by this factor."""
 
 
 @dataclass(frozen=True)
 class Compared:
     """A candidate that was compared, with what was measured.
 
-    change: the candidate in words. ratio: V/σ² of its cells, the mean over cells.
+    change: the candidate in words. gain, error: as in Decision. ratio: the mean V/σ² of its cells (see
+    `Statistics.ratios`).
     """
 
     round: int
@@ -95,9 +152,9 @@ class Compared:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """A step that was taken.
+    """A candidate that was chosen at the end of a round.
 
-    gain, error: the fall of the mean held-out loss relative to the loss, and its standard error.
+    gain, error: by how much it lowers the mean held-out loss, relative to that loss, and the standard error.
     """
 
     round: int
@@ -117,19 +174,19 @@ class Plan:
     """What a swarm shares and measures now.
 
     version
-        Counts plans.
+        The number of the plan; each is one more than that of the plan before.
     round, until
-        The plan is followed from the end of one round to the end of the other, when the next one is made.
+        The plan is followed from the end of `round` to the end of `until`, when the next plan is made.
     candidates
         The changes whose held-out losses peers measure.
     deciding
-        Whether peers hold samples out.
+        Whether peers hold samples out to decide.
     chosen
-        Which candidate of the plan before has become the assignment; None if it stayed as it was.
+        The index of the candidate of the plan before that has become the assignment; None if none has.
     memory
-        What the planner has to remember, so that another peer can go on in its place.
+        What the planner remembers (`Memory`), so that another peer can go on in its place.
     newcomers
-        Peers that try which groups to join; see newcomers.py.
+        Peers that are still trying which groups to join; see newcomers.py.
     """
 
     assignment: Assignment
@@ -152,7 +209,7 @@ class Plan:
         return {
             "assignment": self.assignment.as_record(), "version": self.version, "round": self.round,
             "until": self.until,
-            "candidates": [one.as_record() for one in self.candidates],
+            "candidates": [candidate.as_record() for candidate in self.candidates],
             "deciding": self.deciding, "chosen": self.chosen, "memory": self.memory,
             "newcomers": list(self.newcomers),
         }  # fmt: skip
@@ -161,19 +218,29 @@ class Plan:
     def from_record(cls, anatomy: Anatomy, record: dict[str, Any]) -> Plan:
         """Return the plan that `as_record` described, for a network with this anatomy.
 
-        Raises ModelError if it is not a plan for it, or one that would cost more than any that is made here.
+        Raises ModelError if it is not a plan for such a network, or if following it would take more work than
+        any plan that a Planner makes.
         """
         check_record(record)
         assignment = Assignment.from_record(anatomy, record["assignment"])
-        most = 2 * len(anatomy.parts) * (MAX_GROUPINGS + MAX_GROUPS)
-        if len(record["candidates"]) > most:
-            raise ModelError(f"a plan compares {len(record['candidates'])} changes; limit {most}")
-        candidates = tuple(Candidate.from_record(assignment, one) for one in record["candidates"])
-        values = sum(
-            number_of(columns) * one.groups for one in candidates for _, columns in one.changes
+        max_candidates = 2 * len(anatomy.parts) * (MAX_GROUPINGS + MAX_GROUPS)
+        if len(record["candidates"]) > max_candidates:
+            raise ModelError(
+                f"a plan compares {len(record['candidates'])} changes; the limit is {max_candidates}"
+            )
+        candidates = tuple(
+            Candidate.from_record(assignment, candidate) for candidate in record["candidates"]
         )
-        if values > MAX_VALUES * anatomy.size:
-            raise ModelError(f"a plan compares groups by {values} values, which is too many")
+        values = sum(
+            count_coordinates(columns) * candidate.groups
+            for candidate in candidates
+            for _, columns in candidate.changes
+        )
+        max_values = MAX_VALUES * anatomy.size
+        if values > max_values:
+            raise ModelError(
+                f"a plan averages {values} values of groups; the limit is {max_values}"
+            )
         return cls(
             assignment, record["version"], record["round"], record["until"], candidates,
             record["deciding"], record["chosen"], asdict(Memory.from_record(record["memory"])),
@@ -190,7 +257,7 @@ class Memory:
     comparisons: Count = 0
     """Comparisons since the last change, or since samples were last held out."""
     comparisons_without_hint: Count = 0
-    """Those of them at which nothing gained."""
+    """Those of them in which no candidate had a gain that was at least a hint (see AutoOptions)."""
     first_loss: float = 0.0
     """The largest training loss at the beginning."""
     learned: bool = False
@@ -199,16 +266,19 @@ class Memory:
     """The round at which a swarm that holds nothing out decides again."""
     recent_losses: list[float] = field(default_factory=list)
     """Training losses at the ends of the last plans without held-out samples."""
+    moved: list[Count] = field(default_factory=list)
+    """Cells that all peers shared before a decision and may share again, numbered through the network."""
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Memory:
         """Return the memory that a plan holds as plain data; ModelError if it is something else."""
         try:
-            if unknown := record.keys() - {each.name for each in fields(cls)}:
-                raise ValueError(f"it has no {min(unknown)}")
-            return TypeAdapter(cls).validate_json(json.dumps(record), strict=True)
+            return _MEMORY.validate_json(json.dumps(record), strict=True)
         except (TypeError, ValueError) as error:
             raise ModelError(f"the memory of a plan cannot be read: {error!s:.200}") from None
+
+
+_MEMORY = TypeAdapter(Memory)  # once: building it takes as long as reading a plan
 
 
 class Planner:
@@ -219,7 +289,8 @@ class Planner:
 
     To go on where another planner stopped, pass the memory of its last plan: Memory(**plan.memory).
 
-    dry_run: report decisions, but take none. frozen: parts that are not trained, and stay as they are.
+    dry_run: whether decisions are only reported, and not carried out. frozen: parts that are not trained,
+    about which nothing is decided.
     """
 
     def __init__(
@@ -238,7 +309,7 @@ class Planner:
 
     @property
     def quiet(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Whether peers should stop holding samples out: see `quiet` and `patience` of AutoOptions."""
         memory, options = self.memory, self.options
         return (
             memory.comparisons_without_hint >= options.quiet
@@ -246,7 +317,7 @@ class Planner:
         )
 
     def wake(self) -> None:
-        """Begin to decide again."""
+        """Start to count comparisons from 0, so that the swarm decides again."""
         self.memory.comparisons = self.memory.comparisons_without_hint = 0
 
     def first(self, assignment: Assignment, *, deciding: bool = True) -> Plan:
@@ -268,32 +339,43 @@ class Planner:
             if candidates:
                 return self._next(plan, candidates=candidates)
             return self._release(plan)  # nothing is left that could change
-        rows = statistics.losses
-        rows = rows[statistics.present & (rows[:, 0] > 0)]
-        now, with_heads, changed = rows[:, 0], rows[:, 1], rows[:, 2:].T
-        # Output layers that are never averaged are trained more: compare them with their own mean.
-        control = min(now, with_heads, key=np.mean)
+        losses = statistics.losses
+        losses = losses[statistics.present & (losses[:, 0] > 0)]
+        present, with_output_copies, by_candidate = losses[:, 0], losses[:, 1], losses[:, 2:].T
+        # Candidates for the outputs use the copies of output layers, which are trained more than the shared
+        # layer. So they are compared with the mean of these copies, if that has the lower loss.
+        control = min(present, with_output_copies, key=np.mean)
         changes = np.stack(
             [
-                losses - (control if one.level == 0 else now)
-                for one, losses in zip(plan.candidates, changed, strict=True)
+                candidate_losses - (control if candidate.level == 0 else present)
+                for candidate, candidate_losses in zip(plan.candidates, by_candidate, strict=True)
             ]
         )
-        decision = self.decide(plan.until, plan.candidates, now, changes, statistics.ratios)
+        decision = self.decide(plan.until, plan.candidates, present, changes, statistics.ratios)
         if decision is not None:
             self.decisions.append(decision)
         if self.quiet:
             return self._release(plan)
         if decision is None or self.dry_run:
             return self._next(plan, candidates=self._propose(plan, statistics))
+        self._note_moved(decision.candidate)
         return self._next(
             plan,
             assignment=decision.candidate.assignment,
             chosen=plan.candidates.index(decision.candidate),
         )
 
+    def _note_moved(self, candidate: Candidate) -> None:
+        """Remember which cells may be shared again after a candidate was chosen."""
+        moved = set(self.memory.moved)
+        if candidate.is_return:
+            moved.difference_update(candidate.cell_numbers)
+        else:
+            moved.update(candidate.cell_numbers)
+        self.memory.moved = sorted(moved)
+
     def _release(self, plan: Plan) -> Plan:
-        """Let peers train on the held-out samples again, until it is time to look again."""
+        """Return a plan under which peers train on the held-out samples again, until the next look."""
         self.memory.next_look = ceil(self.options.look_again * plan.until) + 1
         self.memory.recent_losses = []
         return self._next(plan, deciding=False)
@@ -307,34 +389,38 @@ class Planner:
         deciding: bool = True,
         chosen: int | None = None,
     ) -> Plan:
-        lasts = self.options.every if candidates or not deciding else self.options.settle
+        """Return the plan after `plan`, with the same assignment unless another one is given."""
+        rounds = self.options.every if candidates or not deciding else self.options.settle
         return Plan(
-            assignment or plan.assignment, plan.version + 1, plan.until, plan.until + lasts,
+            assignment or plan.assignment, plan.version + 1, plan.until, plan.until + rounds,
             candidates, deciding, chosen, asdict(self.memory),
         )  # fmt: skip
 
     def _propose(self, plan: Plan, statistics: Statistics) -> tuple[Candidate, ...]:
-        found = propose(
-            plan.assignment, statistics.sketches, statistics.ratios, self.options.max_groups,
-            self._frozen,
+        """Return the candidates for changing a plan's assignment."""
+        candidates = propose(
+            plan.assignment, statistics.sketches, statistics.ratios, self._frozen, self.memory.moved
         )  # fmt: skip
-        return tuple(found)
+        return tuple(candidates)
 
     def _looks_again(self, loss: float, round_number: int) -> bool:
-        """While samples are not held out: whether it is time to, or the training loss has risen."""
+        """Return whether a swarm that holds no samples out should decide again.
+
+        It should if the round `next_look` has come, or if the training loss has risen.
+        """
         recent = self.memory.recent_losses
-        risen = bool(recent) and loss > self.options.alarm * min(recent)
+        has_risen = bool(recent) and loss > self.options.alarm * min(recent)
         self.memory.recent_losses = [*recent[-2:], loss]
-        if not risen and round_number < self.memory.next_look:
+        if not has_risen and round_number < self.memory.next_look:
             return False
         self.wake()
         return True
 
     def _has_learned(self, loss: float, round_number: int) -> bool:
-        """Whether the training loss has fallen enough for differences between peers to show."""
+        """Return whether networks have learned enough to be compared: see `learned` and `latest`."""
         self.memory.first_loss = max(self.memory.first_loss, loss)
-        fallen = loss < self.options.learned * self.memory.first_loss
-        self.memory.learned |= fallen or round_number >= self.options.latest
+        has_fallen = loss < self.options.learned * self.memory.first_loss
+        self.memory.learned |= has_fallen or round_number >= self.options.latest
         return self.memory.learned
 
     def decide(
@@ -345,48 +431,75 @@ class Planner:
         changes: np.ndarray,
         ratios: np.ndarray | None = None,
     ) -> Decision | None:
-        """Choose by held-out losses.
+        """Compare candidates by their held-out losses; return the one that is chosen, or None.
 
-        losses: of every peer as it is now. changes: [candidates, peers], what each candidate adds to them.
-        ratios: V/σ² of every cell, for the report.
+        losses: the present loss of every peer. changes: [candidates, peers], by how much each candidate would
+        change it. ratios: V/σ² of every cell, for the report.
         """
         options, memory = self.options, self.memory
         memory.comparisons += 1
-        scale = float(losses.mean())
-        if not candidates or not scale > 0:
+        mean_loss = float(losses.mean())
+        if not candidates or not mean_loss > 0:
             memory.comparisons_without_hint += 1
             return None
-        relative = changes / scale
+        relative = changes / mean_loss
         gains = -relative.mean(axis=1)
         errors = _standard_errors(relative)
-        needed = np.array(
-            [options.norm_errors if one.level < 0 else options.errors for one in candidates]
-        )
-        needed *= _quantile_ratio(changes.shape[1])
-        large = gains > (options.later_gain if memory.steps else options.min_gain)
-        by_level: dict[int, list[int]] = {}
-        for index in np.flatnonzero(large & (gains > needed * errors)).tolist():
-            by_level.setdefault(candidates[index].level, []).append(index)
-        best_of = {level: float(max(gains[each])) for level, each in by_level.items()}
-        largest = max(best_of.values(), default=0.0)
-        leading = [level for level in sorted(by_level) if best_of[level] >= options.lead * largest]
-        chosen = (
-            self._simplest(by_level[leading[0]], candidates, gains, relative) if leading else None
-        )
+        needed = self._needed_errors(candidates) * _quantile_ratio(changes.shape[1])
+        min_gains = [
+            options.later_gain if memory.steps and not candidate.is_return else options.min_gain
+            for candidate in candidates
+        ]
+        is_large = gains > min_gains
+        is_certain = is_large & (gains > needed * errors)
+        chosen = self._choose(np.flatnonzero(is_certain).tolist(), candidates, gains, relative)
+        results = enumerate(zip(candidates, gains, errors, strict=True))
         self.compared += [
-            Compared(round_number, str(one), one.part, float(gain), float(error),
-                     _mean_ratio(one, ratios), index == chosen)
-            for index, (one, gain, error) in enumerate(zip(candidates, gains, errors, strict=True))
+            Compared(round_number, str(candidate), candidate.part, float(gain), float(error),
+                     _mean_ratio(candidate, ratios), index == chosen)
+            for index, (candidate, gain, error) in results
         ]  # fmt: skip
         if chosen is None:
-            hints = large & (gains > options.hint * needed * errors)
-            memory.comparisons_without_hint += not hints.any()
+            is_hint = is_large & (gains > options.hint * needed * errors)
+            memory.comparisons_without_hint += not is_hint.any()
             return None
         memory.steps += 1
         self.wake()
         return Decision(
             round_number, candidates[chosen], float(gains[chosen]), float(errors[chosen])
         )
+
+    def _needed_errors(self, candidates: Sequence[Candidate]) -> np.ndarray:
+        """Return how many standard errors each candidate's gain must exceed: see `errors` of AutoOptions."""
+        factors = [
+            0.5 if candidate.is_return else 1 + np.sign(candidate.level) / 2
+            for candidate in candidates
+        ]
+        return self.options.errors * np.array(factors)
+
+    def _choose(
+        self,
+        certain: Sequence[int],
+        candidates: Sequence[Candidate],
+        gains: np.ndarray,
+        relative: np.ndarray,
+    ) -> int | None:
+        """Return the index of the candidate to choose; None if no gain is certain.
+
+        It is one of the lowest level that gains enough compared with others: see `lead` of AutoOptions.
+
+        certain: the indices of candidates whose gain is certain. relative: [candidates, peers], the change of
+        the loss, relative to the mean loss.
+        """
+        by_level: dict[int, list[int]] = {}
+        for index in certain:
+            by_level.setdefault(candidates[index].level, []).append(index)
+        best_gains = {level: float(max(gains[indices])) for level, indices in by_level.items()}
+        largest = max(best_gains.values(), default=0.0)
+        for level in sorted(by_level):
+            if level < 0 or best_gains[level] >= self.options.lead * largest:
+                return self._simplest(by_level[level], candidates, gains, relative)
+        return None
 
     @staticmethod
     def _simplest(
@@ -395,15 +508,29 @@ class Planner:
         gains: np.ndarray,
         relative: np.ndarray,
     ) -> int:
-        """Of candidates no worse than the best by one standard error, return the one that shares most."""
+        """Return the candidate that shares most, of those no worse than the best by one standard error.
+
+        Own norm statistics are preferred to those of groups, even if their gain is not certain by itself:
+        statistics are means over samples, not trained, so few samples are enough for them.
+        """
         best = max(indices, key=lambda index: gains[index])
-        behind = relative[indices] - relative[best]
-        near = behind.mean(axis=1) <= _standard_errors(behind)
-        close = [index for index, is_near in zip(indices, near, strict=True) if is_near]
+        own_statistics = [
+            index
+            for index, candidate in enumerate(candidates)
+            if candidate.part == candidates[best].part == NORM_STATISTICS
+            and candidate.scheme == OWN
+        ]
+        compared = [*indices, *own_statistics]
+        difference = relative[compared] - relative[best]
+        is_close = difference.mean(axis=1) <= _standard_errors(difference)
+        close = [index for index, close in zip(compared, is_close, strict=True) if close]
+        if preferred := [index for index in close if index in own_statistics]:
+            return preferred[0]
         return min(close, key=lambda index: candidates[index].assignment.distinct_values)
 
 
 def _mean_ratio(candidate: Candidate, ratios: np.ndarray | None) -> float:
+    """Return the mean V/σ² of a candidate's cells; NaN if it was not measured."""
     if ratios is None:
         return nan
     anatomy = candidate.assignment.anatomy
@@ -417,10 +544,12 @@ def _standard_errors(values: np.ndarray) -> np.ndarray:
 
 
 def _quantile_ratio(peers: int) -> float:
-    """Return how much larger than with 16 peers a ratio to its standard error must be to mean as much.
+    """Return the factor by which more standard errors are needed than with 16 peers, for equal certainty.
 
-    A standard error that is itself estimated from few peers is unreliable: the ratio has Student's t
+    A standard error that is estimated from few peers is unreliable: a mean divided by it has Student's t
     distribution.
     """
-    chance = stats.t.sf(3.0, df=15)
-    return float(stats.t.isf(chance, df=peers - 1) / 3.0)
+    from scipy.special import stdtr, stdtrit  # slow to import: only the peer that plans needs it
+
+    probability = stdtr(15, -3.0)  # of a gain above 3 standard errors by chance, with 16 peers
+    return float(-stdtrit(peers - 1, probability) / 3.0)

@@ -1,4 +1,8 @@
-"""One peer's part in deciding what its swarm shares: it holds samples out, measures, and follows plans."""
+"""One peer's part in deciding what its swarm shares: it holds samples out, measures, and follows plans.
+
+Besides its network, a peer keeps copies of the output layer and of the norm statistics that are trained but
+never averaged. They show differences between peers for which one round of training is too short.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +16,25 @@ from torch.nn import functional as F
 
 from ..anatomy import Anatomy
 from ..errors import ModelError
-from ..learner import Metrics, SgdLearner, UpdateRule
-from ..slicing import Places, seeded_rng
+from ..learner import SgdLearner
+from ..metrics import Metrics
+from ..optimizers import UpdateRule
+from ..slicing import Coordinates, seeded_rng
 from ..stack import read_rule
+from .candidates import NORM_STATISTICS
 from .decisions import AutoOptions, Plan
-from .statistics import SKETCH, cell_of_coordinates, coordinates_into, outputs_of, sketch
+from .statistics import SKETCH_SIZE, cell_of_coordinates, coordinates_into, outputs_of, sketch
 
 MIN_PEERS = 4
-"""With fewer peers a standard error over peers says nothing."""
+"""The fewest peers that can decide: a standard error estimated from fewer is too unreliable."""
 MIN_SAMPLES = 10
 """The fewest training samples of a peer from which some can be held out."""
-HEAD_SAMPLES = 160
-"""The most samples per round on which the separate output layer of each peer is trained."""
+OUTPUT_COPY_SAMPLES = 160
+"""The most samples per round on which the copy of a peer's output layer is trained."""
 
 
 class SharingMember:
-    """Measures for one peer, and follows the swarm's plans.
+    """Takes part in a swarm's decisions for one peer: it measures, and follows the swarm's plans.
 
         contribution = member.before_averaging(metrics_of_training)
         ...                               # average the network, and contributions over all peers
@@ -35,9 +42,9 @@ class SharingMember:
         if round >= member.plan.until:
             member.follow(planner.next(member.plan, Statistics(member.plan.layout, mean)))
 
-    seed: seeds which samples are held out. name: the peer's name in plans; its network's if left out. spread:
-    rounds in which gossip takes values to the others before losses are measured, all with the values of the
-    plan's first round; 0 if one averaging takes them to all.
+    seed: seeds which samples are held out. name: the peer's name in plans; by default its network's. spread:
+    how many rounds gossip usually needs to take contributions to all peers; losses are measured when they
+    have arrived, with the values of the plan's first round. 0 if one averaging takes them to all peers.
     """
 
     def __init__(
@@ -53,87 +60,135 @@ class SharingMember:
         self.learner, self.plan, self._options, self._seed = learner, plan, options, seed
         self._name = learner.network.peer if name is None else name
         self._spread = spread
-        self._peer = self._place(plan)
+        self._number = self._number_in(plan)
         anatomy = plan.assignment.anatomy
         self._coordinates = {part: coordinates_into(anatomy, part) for part in anatomy.names}
         self._outputs = outputs_of(anatomy)
         self._cell_of = cell_of_coordinates(anatomy, 0)
         self._layer_of = _layer_of_coordinates(learner.network.module, anatomy)
+        self._norm_copy = _NormCopy(learner, anatomy)
         self._movement = _Movement.none(anatomy.size, int(anatomy.first_cells[-1]))
         self._samples = learner.samples
-        self._before = self._trained = np.zeros(0, np.float32)
+        # The network's values: after the last training, and those in this peer's contribution.
+        self._contributed = self._trained = np.zeros(0, np.float32)
+        self._before_release: np.ndarray | None = None
         self._statistics: np.ndarray | None = None
-        self._slice()
-        self._begin()
-        self._forget()
+        self._apply_assignment()
+        self._start_measuring()
+        self._reset_movement()
         if self._holds_out(plan):
             self._hold_out()
 
+    def before_training(self) -> None:
+        """Remember the values that training begins with, if one averaging does not take values to all peers.
+
+        How peers differ is then measured by how far training moves the values. How far averaging moves them
+        would depend on which neighbours a peer has.
+        """
+        if self._spread and self.plan.deciding:
+            self._start = self._read_values()
+
     def before_averaging(self, training: Metrics) -> np.ndarray:
-        """Keep the values that training has led to; return what this peer adds to the swarm's statistics."""
+        """Keep the values after training; return this peer's contribution to the swarm's statistics."""
         if self.plan.deciding:
-            self._trained = self._values()
-            if not self._spread or not len(self._before):
-                self._before, self._heads = self._trained, self._with_head(self._trained)
-        losses = self._losses / max(self._measured, 1)
+            self._trained = self._read_values()
+            self._norm_copy.train(self._trained)
+            if len(self._start):
+                moved = self._trained - self._start
+                self._moved_by_training = 0.7 * self._moved_by_training + moved
+            if not self._spread or not len(self._contributed):
+                self._contribute_trained()
+        losses = self._losses / max(self._measurements, 1)
         movement = self._movement
         return self.plan.layout.pack(
-            self._peer, training.mean_loss, movement.products, movement.squares, losses,
-            self._sketch, {"values": self._before, "heads": self._heads},
+            self._number, training.mean_loss, movement.products, movement.squares, losses,
+            self._sketch, {"values": self._contributed, "copies": self._contributed_copies},
         )  # fmt: skip
 
-    def after_averaging(self, statistics: np.ndarray) -> None:
-        """Compare the values with those before, and measure held-out losses, while the swarm decides.
+    def after_averaging(self, statistics: np.ndarray, *, complete: bool = True) -> None:
+        """Measure how averaging changed the values, and held-out losses; do nothing unless the swarm decides.
 
-        statistics: the mean over peers of what they added, as this peer knows it.
+        statistics: the mean over peers of their contributions, as this peer knows it. complete: whether it
+        has those of all peers; if not, they are waited for, but not for longer than twice `spread` rounds.
         """
-        if not self.plan.deciding or self._peer is None or not len(self._before):
+        if not self.plan.deciding or self._number is None or not len(self._contributed):
             return
-        after = self._values()
-        self._movement.add(self._trained - after, self._cell_of)
+        after = self._read_values()
+        difference = self._trained - after
+        # A neighbour of a hub receives values only in some rounds.
+        has_received = not self._spread or bool(difference.any())
+        if not has_received and not self._rounds:
+            return  # no values of other peers have arrived: they may not follow the plan yet
+        if has_received:
+            self._movement.add(difference, self._cell_of)
+        self._norm_copy.put(after)
         self._rounds += 1
         if self._rounds == 1:
-            self._after = after
+            self._averaged = after
         if self.plan.candidates and self._spread:
-            if self._rounds == 1 + self._spread:
-                self._losses, self._measured = np.array(self._measure(self._after, statistics)), 1
-        elif self.plan.candidates and self._measured < self.plan.until - self.plan.round - 1:
-            # What is measured in a plan's last round arrives too late.
+            if not self._measurements and (complete or self._rounds > 2 * self._spread):
+                self._losses = np.array(self._measure(self._averaged, statistics))
+                self._measurements = 1
+        elif self.plan.candidates and self._measurements < self.plan.until - self.plan.round - 1:
+            # A measurement in a plan's last round would reach the planner too late.
             self._losses += self._measure(after, statistics)
-            self._measured += 1
+            self._measurements += 1
         self._statistics = statistics
-        if self._head is not None:
-            self._head.train()
-        moved = {part: self._movement.total[each] for part, each in self._coordinates.items()}
-        if self._head is not None:
-            outputs = self._coordinates[self._outputs]
-            moved[self._outputs] = (self._with_head(after) - after)[outputs]
+        if self._output_copy is not None:
+            self._output_copy.train()
+        total, since = self._movement.total, after
+        if self._spread:  # the planner subtracts the mean over peers
+            total, since = self._moved_by_training, self._copied
+        copy_difference = self._with_copies(since) - since
+        moved: dict[str, np.ndarray] = {}
+        for part, coordinates in self._coordinates.items():
+            is_copied = part == self._outputs and self._output_copy is not None
+            is_copied = is_copied or part == NORM_STATISTICS
+            moved[part] = (copy_difference if is_copied else total)[coordinates]
         self._sketch = sketch(self.plan.assignment.anatomy, moved)
 
     def follow(self, plan: Plan) -> bool:
-        """Follow another plan; returns True if slices or samples have changed."""
-        before, self.plan = self.plan, plan
-        self._peer = self._place(plan)
-        resliced = plan.assignment.slices(self._name)[0] != before.assignment.slices(self._name)[0]
-        if resliced:
-            measured = self._statistics is not None and len(self._before)
-            chosen = plan.chosen if plan.version == before.version + 1 else None
-            if chosen is not None and chosen < len(before.candidates) and measured:
-                statistics = self._statistics
-                if self._spread:  # the means in the statistics are old: begin with newer own values
-                    self._before, self._heads = self._trained, self._with_head(self._trained)
-                    statistics = None
-                self._mix(before, 1 + chosen, statistics)  # the first mix is not a candidate's
-            self._slice()
-            self._forget()
-        held_out, holds_out = self._holds_out(before), self._holds_out(plan)
-        if holds_out and not held_out:
+        """Follow another plan; return True if slices or samples have changed."""
+        old_plan, self.plan = self.plan, plan
+        self._number = self._number_in(plan)
+        old_slices, _ = old_plan.assignment.slices(self._name)
+        is_resliced = plan.assignment.slices(self._name)[0] != old_slices
+        if is_resliced:
+            if plan.version == old_plan.version + 1:
+                self._start_with_chosen(old_plan, plan.chosen)
+            self._apply_assignment()
+            self._reset_movement()
+        held_out_before, holds_out = self._holds_out(old_plan), self._holds_out(plan)
+        if holds_out and not held_out_before:
             self._hold_out()
-        elif held_out and not holds_out:
+        elif held_out_before and not holds_out:
             self._replace_samples(self._samples)
-        if plan.round != before.round or plan.layout.name != before.layout.name:
-            self._begin()
-        return resliced or holds_out != held_out
+            if self._before_release is None:
+                self._before_release = self._read_values()
+        if plan.round != old_plan.round or plan.layout.name != old_plan.layout.name:
+            self._start_measuring()
+        return is_resliced or holds_out != held_out_before
+
+    def _start_with_chosen(self, plan: Plan, chosen: int | None) -> None:
+        """Give the network the values that it would have if a plan's chosen candidate had applied already.
+
+        Do nothing if no candidate was chosen, or this peer has not measured.
+        """
+        if chosen is None or chosen >= len(plan.candidates):
+            return
+        statistics = self._statistics
+        if statistics is None or not len(self._contributed):
+            return
+        if self._spread:  # the means in the statistics are old: use this peer's newer values
+            self._contribute_trained()
+            statistics = None
+        self._set_trial(plan, 1 + chosen, statistics)  # the first trial is not a candidate's
+        self._norm_copy.put(self._read_values())
+
+    def _contribute_trained(self) -> None:
+        """Contribute the values after the last training, and the copies as they are now."""
+        self._contributed = self._trained
+        self._contributed_copies = self._with_copies(self._trained)
 
     def replace_samples(self, samples: tuple[Tensor, Tensor]) -> None:
         """Give the peer other training samples."""
@@ -143,52 +198,61 @@ class SharingMember:
         else:
             self._replace_samples(samples)
 
+    @property
+    def values_before_release(self) -> np.ndarray | None:
+        """The values when held-out samples were first trained on; None if they never were.
+
+        Later ones fit the held-out samples better than values that other peers have trained.
+        """
+        return self._before_release
+
     @torch.no_grad()
-    def held_out_loss(self, values: np.ndarray) -> float:
-        """Return the loss on held-out samples with other values than the present ones."""
-        present, (inputs, labels) = self._values(), self._held_out
-        self._put(slice(None), values)
+    def held_out_losses(self, values: np.ndarray) -> np.ndarray:
+        """Return the losses of held-out samples if the network had these values."""
+        present, (inputs, labels) = self._read_values(), self._held_out
+        self._set_values(slice(None), values)
         outputs = self.learner.network.module.eval()(inputs)
-        self._put(slice(None), present)
-        return float(self.learner.losses(outputs, labels).mean())
+        self._set_values(slice(None), present)
+        return self.learner.losses(outputs, labels).cpu().numpy()
 
     def _holds_out(self, plan: Plan) -> bool:
-        """Return whether a plan needs held-out samples of this peer; a newcomer's do not depend on others."""
-        is_newcomer = self._place(plan) is None or self._name in plan.newcomers
+        """Return whether this peer holds samples out under a plan: while the swarm decides, or it is new."""
+        is_newcomer = self._number_in(plan) is None or self._name in plan.newcomers
         return plan.deciding or is_newcomer
 
     @property
     def has_measured(self) -> bool:
-        """Whether what the plan asks for is measured: losses, or how training moves values."""
-        enough = self._measured if self.plan.candidates else self._rounds >= self._spread
-        return not self.plan.deciding or bool(enough)
+        """Whether this peer has measured what the plan needs: losses, or how training moves values."""
+        if not self.plan.deciding:
+            return True
+        return self._measurements > 0 if self.plan.candidates else self._rounds >= self._spread
 
-    def _place(self, plan: Plan) -> int | None:
+    def _number_in(self, plan: Plan) -> int | None:
         """Return the peer's number in a plan; None if the plan was made before it joined."""
         peers = plan.assignment.peers
         return peers.index(self._name) if self._name in peers else None
 
     # --- samples and values ---------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """Begin to measure for a plan."""
+    def _start_measuring(self) -> None:
+        """Forget earlier measurements, and measure for the present plan."""
         layout = self.plan.layout
-        self._losses, self._measured, self._rounds = np.zeros(layout.losses), 0, 0
+        self._losses = np.zeros(layout.losses)  # summed over measurements
+        self._measurements = self._rounds = 0
         if self._spread:
-            self._before = np.zeros(0, np.float32)
-        self._heads = self._after = self._before
-        self._first_layers = [
-            min(
-                (
-                    int(self._layer_of[layout.mixes[mix][1][number][1]].min())
-                    for number in self._groups_of(self.plan, mix)
-                ),
-                default=0,
-            )
-            for mix in range(len(layout.mixes))
-        ]
+            self._contributed = np.zeros(0, np.float32)
+        self._contributed_copies = self._averaged = self._contributed
+        self._first_layers = [self._first_layer(trial) for trial in range(len(layout.trials))]
+
+    def _first_layer(self, trial: int) -> int:
+        """Return the number of the first layer in which a trial changes this peer's values."""
+        _, groups = self.plan.layout.trials[trial]
+        columns_of_groups = [groups[number][1] for number in self._groups_of(self.plan, trial)]
+        layers = (int(self._layer_of[columns].min()) for columns in columns_of_groups)
+        return min(layers, default=0)
 
     def _hold_out(self) -> None:
+        """Hold some of the training samples out, and measure from the beginning."""
         inputs, labels = self._samples
         count = min(int(self._options.held_out * len(labels)), self._options.max_held_out)
         generator = seeded_rng(self._seed, "held-out", self.learner.network.peer)
@@ -196,100 +260,108 @@ class SharingMember:
         held_out, trained = order[:count], order[count:]
         self._held_out = inputs[held_out], labels[held_out]
         self._replace_samples((inputs[trained], labels[trained]))
-        self._forget()
+        self._norm_copy.forget()
+        self._reset_movement()
 
-    def _forget(self) -> None:
-        """Begin to measure movements anew, and copy the output layer.
-
-        The copy is trained on but never averaged. It shows differences between peers that one round of
-        training is too short to show.
-        """
+    def _reset_movement(self) -> None:
+        """Forget how training moved the values, and make a new copy of the output layer."""
         self._movement.forget()
-        self._sketch = np.zeros((len(self._coordinates), SKETCH))
-        self._head = _Head.of(self.learner)
+        self._start, self._copied = np.zeros(0, np.float32), self._read_values()
+        self._moved_by_training = np.zeros_like(self._copied)
+        self._sketch = np.zeros((len(self._coordinates), SKETCH_SIZE))
+        self._output_copy = _OutputCopy.of(self.learner)
 
     def _replace_samples(self, samples: tuple[Tensor, Tensor]) -> None:
+        """Give the learner other samples; it begins a new epoch."""
         self.learner.samples = samples
         self.learner.order = self.learner.order[:0]
 
-    def _slice(self) -> None:
+    def _apply_assignment(self) -> None:
+        """Slice the network as the plan's assignment says."""
         network, assignment = self.learner.network, self.plan.assignment
         slices, graph = assignment.slices(self._name)
         network.reslice(slices, graph, anatomy=assignment.anatomy)
 
-    def _values(self) -> np.ndarray:
+    def _read_values(self) -> np.ndarray:
+        """Return a copy of the network's flat parameter vector."""
         return self.learner.network.flat.cpu().numpy().copy()
 
-    def _put(self, columns: Places, values: np.ndarray) -> None:
+    def _set_values(self, columns: Coordinates, values: np.ndarray) -> None:
+        """Write values to some coordinates of the network's flat parameter vector."""
         flat = self.learner.network.flat
-        places = columns if isinstance(columns, slice) else torch.from_numpy(columns)
-        flat[places] = torch.from_numpy(values).to(flat.device)
+        index = columns if isinstance(columns, slice) else torch.from_numpy(columns)
+        flat[index] = torch.from_numpy(values).to(flat.device)
 
     # --- measuring ------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _measure(self, after: np.ndarray, statistics: np.ndarray) -> list[float]:
-        """Return held-out losses as things are, with averaged output layers, and under each candidate."""
+        """Return held-out losses with the values `after` averaging, and with those of every trial."""
         inputs, labels = self._held_out
         module = self.learner.network.module.eval()
-        passes = _Passes(module, _channels_last(module, inputs))
+        forward = _CachedForward(module, _channels_last(module, inputs))
 
         def loss(first_layer: int) -> float:
-            return float(self.learner.losses(passes.outputs(first_layer), labels).mean())
+            return float(self.learner.losses(forward.outputs(first_layer), labels).mean())
 
         present = None
         if self._spread:
-            present = self._values()
-            self._put(slice(None), after)
+            present = self._read_values()
+            self._set_values(slice(None), after)
         losses = [loss(0)]
-        known: dict[tuple[object, ...], float] = {}
-        for mix, first_layer in enumerate(self._first_layers):
-            source, groups = self.plan.layout.mixes[mix]
-            mine = [groups[number] for number in self._groups_of(self.plan, mix)]
-            # Two groupings often have this peer's group in common.
-            key = (source, *((group, id(columns)) for group, columns in mine))
-            if key not in known:
-                self._mix(self.plan, mix, statistics)
-                known[key] = loss(first_layer)
-                for _, columns in mine:
-                    self._put(columns, after[columns])
-            losses.append(known[key])
+        loss_of: dict[tuple[object, ...], float] = {}
+        for trial, first_layer in enumerate(self._first_layers):
+            source, groups = self.plan.layout.trials[trial]
+            own_groups = [groups[number] for number in self._groups_of(self.plan, trial)]
+            # Two groupings often have this peer's group in common: its loss is computed once.
+            key = (source, *((group, id(columns)) for group, columns in own_groups))
+            if key not in loss_of:
+                self._set_trial(self.plan, trial, statistics)
+                loss_of[key] = loss(first_layer)
+                for _, columns in own_groups:
+                    self._set_values(columns, after[columns])
+            losses.append(loss_of[key])
         if present is not None:
-            self._put(slice(None), present)
+            self._set_values(slice(None), present)
         return losses
 
-    def _mix(self, plan: Plan, mix: int, statistics: np.ndarray | None) -> None:
-        """Give the network values that are averaged as a mix of the plan says, where it says so.
+    def _set_trial(self, plan: Plan, trial: int, statistics: np.ndarray | None) -> None:
+        """Write the values of a trial of a plan to the network: the means of this peer's groups.
 
-        statistics: where group means are; None to put the peer's own values in their place.
+        statistics: the vector that has the group means; None to use the peer's own values in their place.
         """
-        source, groups = plan.layout.mixes[mix]
-        for number in self._groups_of(plan, mix):
+        source, groups = plan.layout.trials[trial]
+        for number in self._groups_of(plan, trial):
             group, columns = groups[number]
-            if self._peer is not None and len(group) > 1 and statistics is not None:
-                self._put(columns, plan.layout.group_mean(statistics, mix, number))
-            elif source == "heads":
-                heads = self._heads if self._spread else self._with_head(self._before)
-                self._put(columns, heads[columns])
+            if self._number is not None and len(group) > 1 and statistics is not None:
+                self._set_values(columns, plan.layout.group_mean(statistics, trial, number))
+            elif source == "copies":
+                copies = self._contributed_copies
+                if not self._spread:
+                    copies = self._with_copies(self._contributed)
+                self._set_values(columns, copies[columns])
             else:
-                self._put(columns, self._before[columns])
+                self._set_values(columns, self._contributed[columns])
 
-    def _groups_of(self, plan: Plan, mix: int) -> list[int]:
-        """Return the numbers of the groups of a mix that this peer is in; all, if the plan leaves it out."""
-        _, groups = plan.layout.mixes[mix]
+    def _groups_of(self, plan: Plan, trial: int) -> list[int]:
+        """Return the numbers of a trial's groups that this peer is in; all if the plan does not know it."""
+        _, groups = plan.layout.trials[trial]
         return [
             number
             for number, (group, _) in enumerate(groups)
-            if self._peer is None or self._peer in group
+            if self._number is None or self._number in group
         ]
 
-    # --- the output layer that is never averaged ------------------------------------------------
+    # --- copies that are never averaged ----------------------------------------------------------
 
-    def _with_head(self, values: np.ndarray) -> np.ndarray:
-        if self._head is None or not len(values):
+    def _with_copies(self, values: np.ndarray) -> np.ndarray:
+        """Return a copy of `values` with those of the copied output layer and norm statistics in it."""
+        if not len(values):
             return values
         values = values.copy()
-        self._head.write(values)
+        if self._output_copy is not None:
+            self._output_copy.write(values)
+        self._norm_copy.write(values)
         return values
 
 
@@ -304,37 +376,38 @@ def check_learner(learner: object) -> SgdLearner:
 
 
 def frozen_parts(learner: SgdLearner, anatomy: Anatomy) -> frozenset[str]:
-    """Return the parts whose values training never changes: no parameter that leads into them is trained.
+    """Return the parts that are not trained: no parameter that leads into their cells is.
 
     Statistics of norm layers are not parameters, and change even if nothing is trained.
     """
-    every = [{"params": list(learner.network.module.parameters())}]
+    default_groups = [{"params": list(learner.network.module.parameters())}]
     trained = {
         id(parameter)
-        for group in getattr(learner.optimizer, "param_groups", every)
+        for group in getattr(learner.optimizer, "param_groups", default_groups)
         for parameter in group["params"]
         if parameter.requires_grad and group.get("lr", 1.0) != 0
     }
-    changes = np.ones(anatomy.size, bool)
+    is_trained = np.ones(anatomy.size, bool)
     for name, parameter in learner.network.module.named_parameters():
-        changes[anatomy.spans[name]] = id(parameter) in trained
+        is_trained[anatomy.spans[name]] = id(parameter) in trained
     return frozenset(
-        part for part in anatomy.names if not changes[coordinates_into(anatomy, part)].any()
+        part for part in anatomy.names if not is_trained[coordinates_into(anatomy, part)].any()
     )
 
 
 def _chain(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the layers of a module that runs one after the other, with their names; else the module.
+    """Return the layers of a Sequential with their names, for `_CachedForward`; of another module, itself.
 
-    Only torch's own layers count, none of which works in place: it would change what it has received.
+    All layers must be torch's own and not work in place, because that would change cached values. A layer
+    that is used twice is not supported.
     """
     layers = [*module.named_children()] if type(module) is nn.Sequential else []
-    known = all(
-        type(one).__module__.startswith("torch.nn.") and not getattr(one, "inplace", False)
-        for one in module.modules()
+    are_supported = all(
+        type(layer).__module__.startswith("torch.nn.") and not getattr(layer, "inplace", False)
+        for layer in module.modules()
     )
-    repeated = type(module) is nn.Sequential and len(layers) != len(module)
-    return layers if layers and known and not repeated else [("", module)]
+    is_repeated = type(module) is nn.Sequential and len(layers) != len(module)
+    return layers if layers and are_supported and not is_repeated else [("", module)]
 
 
 def _layer_of_coordinates(module: nn.Module, anatomy: Anatomy) -> np.ndarray:
@@ -347,45 +420,45 @@ def _layer_of_coordinates(module: nn.Module, anatomy: Anatomy) -> np.ndarray:
 
 
 def _channels_last(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Return images in the memory order in which torch pools and convolves faster.
+    """Return images with channels last in memory, in which order torch pools and convolves faster.
 
-    Only for layers in a chain: others may ask for the order of their own.
+    Other inputs, and those of modules that are not a chain of torch's layers, are returned as they are.
     """
-    in_chain = _chain(module)[0][1] is not module
-    is_image = in_chain and inputs.ndim == 4
+    is_chain = _chain(module)[0][1] is not module
+    is_image = is_chain and inputs.ndim == 4
     return inputs.contiguous(memory_format=torch.channels_last) if is_image else inputs
 
 
-class _Passes:
-    """Repeated passes of the same inputs through a network of which only some layers change.
+class _CachedForward:
+    """Computes the outputs of the same inputs repeatedly, while only some layers of a network change.
 
     Layers before the first that has changed are not computed again.
     """
 
     def __init__(self, module: nn.Module, inputs: Tensor):
         self._layers = [layer for _, layer in _chain(module)]
-        self._received = [inputs]
+        self._layer_inputs = [inputs]
 
     def outputs(self, first_layer: int) -> Tensor:
         """Return the outputs; the layers before `first_layer` are as they were in the first pass."""
-        keep = len(self._received) == 1
-        values = self._received[first_layer]
+        is_first_pass = len(self._layer_inputs) == 1
+        values = self._layer_inputs[first_layer]
         for layer in self._layers[first_layer:]:
             values = layer(values)
-            if keep:
-                self._received.append(values)
+            if is_first_pass:
+                self._layer_inputs.append(values)
         return values
 
 
 @dataclass
 class _Movement:
-    """What training moves away from the average, over the last rounds.
+    """How training moves this peer's values away from the average, over the last rounds.
 
     total
-        Per coordinate, the sum over rounds, older rounds counting less.
+        The movement of each coordinate, summed over rounds; older rounds count less.
     products, squares
-        Per cell, the sum of the products of two successive rounds' movements, and of squares, the mean over
-        the last rounds.
+        Summed over the coordinates of each cell: the product of the movements in two successive rounds, and
+        the square of the movement; running means over rounds.
     """
 
     total: np.ndarray
@@ -411,12 +484,53 @@ class _Movement:
         self.last = moved
 
     def forget(self) -> None:
-        """Begin anew: other values are averaged from now on."""
+        """Forget the movement of earlier rounds, because other values are averaged from now on."""
         self.total[:] = 0
         self.last = None
 
 
-class _Head:
+class _NormCopy:
+    """A copy of a peer's norm statistics that is never averaged.
+
+    Norm statistics are running means, of which one round of training replaces only a part. So the values
+    before averaging do not yet show what a peer's own statistics would be. Training adds the same to the
+    network's statistics and to the copy, and lets old values decay at the same rate, so it is enough to keep
+    the distance between the two.
+    """
+
+    def __init__(self, learner: SgdLearner, anatomy: Anatomy):
+        module = learner.network.module
+        steps = ceil(learner.local_samples / learner.batch)
+        self._columns = np.zeros(0, np.int64)
+        # The factor by which a round of training reduces the distance.
+        decay = np.zeros(anatomy.size, np.float32)
+        if NORM_STATISTICS in anatomy.names:
+            self._columns = coordinates_into(anatomy, NORM_STATISTICS)
+            for name, span in anatomy.spans.items():
+                layer = name.rpartition(".")[0]
+                momentum = getattr(module.get_submodule(layer), "momentum", None)
+                decay[span] = 0.0 if momentum is None else (1 - momentum) ** steps
+        self._decay = decay[self._columns]
+        self.forget()
+
+    def forget(self) -> None:
+        """Make the copy equal to the present statistics again."""
+        self._copy = self._distance = np.zeros_like(self._decay)
+
+    def train(self, values: np.ndarray) -> None:
+        """Update the copy after a round of training; values: those of the network after it."""
+        self._copy = values[self._columns] + self._decay * self._distance
+
+    def put(self, values: np.ndarray) -> None:
+        """Record that the network has other values now, after averaging or a change of the assignment."""
+        self._distance = self._copy - values[self._columns]
+
+    def write(self, row: np.ndarray) -> None:
+        """Write the copy to its coordinates of a flat vector."""
+        row[self._columns] = self._copy
+
+
+class _OutputCopy:
     """A copy of a peer's output layer that is trained on the network's features, and never averaged."""
 
     def __init__(self, learner: SgdLearner, name: str, layer: nn.Linear, rule: UpdateRule):
@@ -433,28 +547,32 @@ class _Head:
         self._generator = torch.Generator().manual_seed(0)
 
     @classmethod
-    def of(cls, learner: SgdLearner) -> _Head | None:
-        """Return a new head; None unless the network ends with a linear layer and a known optimizer."""
-        layers = [(name, one) for name, one in learner.network.module.named_modules() if name]
-        leaves = [(name, one) for name, one in layers if not list(one.children())]
+    def of(cls, learner: SgdLearner) -> _OutputCopy | None:
+        """Return a new copy; None unless the last layer is linear and is trained by a known optimizer."""
+        module = learner.network.module
+        leaves = [
+            (name, layer)
+            for name, layer in module.named_modules()
+            if name and not list(layer.children())
+        ]
         rule = read_rule(learner)
-        name, layer = leaves[-1] if leaves else ("", learner.network.module)
-        trained = all(parameter.requires_grad for parameter in layer.parameters())
-        if not isinstance(layer, nn.Linear) or rule is None or not trained:
+        name, layer = leaves[-1] if leaves else ("", module)
+        is_trained = all(parameter.requires_grad for parameter in layer.parameters())
+        if not isinstance(layer, nn.Linear) or rule is None or not is_trained:
             return None
-        head, inputs = cls(learner, name, layer, rule), learner.samples[0][:2]
+        output_copy, inputs = cls(learner, name, layer, rule), learner.samples[0][:2]
         with torch.no_grad():
-            outputs = learner.network.module.eval()(inputs)
-            computed = F.linear(head._features(inputs), *head._values.values())
+            outputs = module.eval()(inputs)
+            computed = F.linear(output_copy._features(inputs), *output_copy._values.values())
         # The last layer by name need not be the one that computes the outputs.
-        same = computed.shape == outputs.shape and torch.allclose(computed, outputs, atol=1e-5)
-        return head if same else None
+        is_same = computed.shape == outputs.shape and torch.allclose(computed, outputs, atol=1e-5)
+        return output_copy if is_same else None
 
     def train(self) -> None:
         """Train on some of the peer's samples, in batches as the learner does."""
         learner = self._learner
         inputs, labels = learner.samples
-        count = min(learner.local_samples, HEAD_SAMPLES)
+        count = min(learner.local_samples, OUTPUT_COPY_SAMPLES)
         order = torch.cat(
             [
                 torch.randperm(len(labels), generator=self._generator)
@@ -480,12 +598,12 @@ class _Head:
 
     @torch.no_grad()
     def _features(self, inputs: Tensor) -> Tensor:
-        """Return what the output layer receives."""
-        received: list[Tensor] = []
-        handle = self._layer.register_forward_pre_hook(lambda _, given: received.append(given[0]))
+        """Return the inputs of the output layer."""
+        layer_inputs: list[Tensor] = []
+        handle = self._layer.register_forward_pre_hook(lambda _, args: layer_inputs.append(args[0]))
         try:
             module = self._learner.network.module.eval()
             module(_channels_last(module, inputs))
         finally:
             handle.remove()
-        return received[-1]
+        return layer_inputs[-1]

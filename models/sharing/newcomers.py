@@ -1,4 +1,7 @@
-"""Let a peer that joins late find its groups: it tries the values of every group on its held-out samples."""
+"""The values of all groups, from which a peer that joins late finds its groups.
+
+It tests the values of each group on its held-out samples, and joins the groups whose loss is lowest.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from .assignment import GLOBAL, OWN, Assignment
 
 
 class GroupValues:
-    """The mean values of all groups of an assignment, as one vector that gossip averages.
+    """The layout of a vector that gossip averages, with the mean values of all groups of an assignment.
 
-    Every peer that has its groups adds 1 for each of them, and its values where the group averages. Means are
-    read relative to that 1, so they are right even where gossip has not yet reached all peers alike.
+    The vector has one entry per group, and the values at the group's coordinates. Every peer that has groups
+    contributes 1 and its own values to each of them (`pack`). A group's mean is the mean of the values
+    divided by the mean of that entry, which is right even before gossip has reached all peers equally.
 
     newcomers: peers of the assignment that have no groups yet.
     """
@@ -23,24 +27,26 @@ class GroupValues:
     def __init__(self, assignment: Assignment, newcomers: Collection[str]):
         self._assignment = assignment
         peers = assignment.peers
-        settled = [number for number, name in enumerate(peers) if name not in newcomers]
+        has_groups = [number for number, name in enumerate(peers) if name not in newcomers]
         self._groups: list[tuple[frozenset[int], np.ndarray]] = []
         for code in np.unique(assignment.codes).tolist():
             if code == 1 << GLOBAL or code >> OWN & 1:  # no group averages these coordinates
                 continue
-            labels, columns = assignment.together(code), np.flatnonzero(assignment.codes == code)
-            for group in dict.fromkeys(labels[number] for number in settled):
-                members = frozenset(number for number in settled if labels[number] == group)
+            labels, columns = assignment.peer_groups(code), np.flatnonzero(assignment.codes == code)
+            for group in dict.fromkeys(labels[number] for number in has_groups):
+                members = frozenset(number for number in has_groups if labels[number] == group)
                 self._groups.append((members, columns))
-        self._starts = np.cumsum([len(self._groups), *(len(each) for _, each in self._groups)])
+        # Where the values of each group begin, and where those of the last one end.
+        sizes = (len(columns) for _, columns in self._groups)
+        self._starts = np.cumsum([len(self._groups), *sizes])
         content = [assignment.digest, sorted(newcomers)]
         self.name = hashlib.blake2b(json.dumps(content).encode(), digest_size=4).hexdigest()
-        """Vectors of the same name may be averaged."""
-        first = dict[tuple[int, ...], str]()
-        for number in settled:
-            first.setdefault(assignment.groups_of(peers[number]), peers[number])
-        self.examples = tuple(first.values())
-        """One peer for every combination of groups that peers are in."""
+        """The name of the layout: only vectors of the same layout may be averaged."""
+        example_of: dict[tuple[int, ...], str] = {}
+        for number in has_groups:
+            example_of.setdefault(assignment.groups_of(peers[number]), peers[number])
+        self.examples = tuple(example_of.values())
+        """For every combination of groups that occurs, the name of one peer that is in these groups."""
 
     @property
     def size(self) -> int:
@@ -48,10 +54,10 @@ class GroupValues:
         return int(self._starts[-1])
 
     def pack(self, peer: str, values: np.ndarray) -> np.ndarray:
-        """Return what a peer adds; values: its flat parameter vector."""
-        vector, place = np.zeros(self.size, np.float32), self._assignment.peers.index(peer)
+        """Return a peer's contribution; values: its flat parameter vector."""
+        vector, index = np.zeros(self.size, np.float32), self._assignment.peers.index(peer)
         for number, (members, columns) in enumerate(self._groups):
-            if place in members:
+            if index in members:
                 vector[number] = 1.0
                 vector[self._starts[number] : self._starts[number + 1]] = values[columns]
         return vector
@@ -59,13 +65,15 @@ class GroupValues:
     def values_like(
         self, example: str, vector: np.ndarray, values: np.ndarray
     ) -> np.ndarray | None:
-        """Return values with those of an example's groups in their place; None while one is unknown.
+        """Return a copy of `values` with the means of the groups that the peer `example` is in.
 
-        vector: the mean over peers of what they added.
+        None while gossip has not brought the values of one of these groups.
+
+        vector: the mean over peers of their contributions.
         """
-        values, place = values.copy(), self._assignment.peers.index(example)
+        values, index = values.copy(), self._assignment.peers.index(example)
         for number, (members, columns) in enumerate(self._groups):
-            if place in members:
+            if index in members:
                 if not vector[number] > 0:
                     return None
                 total = vector[self._starts[number] : self._starts[number + 1]]

@@ -1,9 +1,13 @@
-"""What peers tell each other to decide together, as one vector that gossip averages like a partial model.
+"""The statistics from which a swarm decides what to share, as one vector that gossip averages.
 
-Every peer fills in the vector what it has measured: in the rows of peers only its own row, in the values of
-groups only those of its own groups. The mean over peers, which push-sum finds, then holds everybody's. A peer
-also adds 1 to a number of its own. Values are read relative to that number, so they are right even where
-gossip has not yet reached all peers alike.
+The vector has a row for every peer, and the values of groups. A peer fills in what it has measured: its own
+row, and the values of the groups that it is in; the rest is 0. So the mean over peers, which push-sum
+computes, has the measurements of all peers. Each row and each group also has an entry to which its peers
+contribute 1. Other entries are divided by it when they are read, so they are right even before gossip has
+reached all peers equally.
+
+Some of the values are not the network's, but those of *copies* of the output layer and of the norm
+statistics, which each peer trains but never averages (member.py).
 """
 
 from __future__ import annotations
@@ -16,21 +20,32 @@ from typing import Literal
 import numpy as np
 
 from ..anatomy import Anatomy
-from ..slicing import Places, as_slice, seeded_rng
-from .assignment import Assignment, Labels, members
-from .candidates import Candidate, levels
+from ..slicing import Coordinates, seeded_rng, slice_if_contiguous
+from .assignment import Assignment, Group, members
+from .candidates import NORM_STATISTICS, Candidate, levels
 
-SKETCH = 32
-"""Numbers in a sketch: random sums of the coordinates of a part, the same on every peer."""
+SKETCH_SIZE = 32
+"""Numbers in a sketch, which describes how training moves a part: random sums of its coordinates' changes.
+All peers use the same sums, so their sketches can be compared."""
 LOSSES_BEFORE_CANDIDATES = 2
-"""Losses in a row before those of the candidates: as things are, and with averaged output layers."""
+"""Losses in a row before those of the candidates: with the present values, and with the mean of the copies of
+the output layers."""
 
-Source = Literal["values", "heads"]
-"""What a group averages: the values that training led to, or output layers that are never averaged."""
+Source = Literal["values", "copies"]
+"""What is averaged on trial: the values after training, or the copies (see the module's docstring)."""
 
 
 class StatisticsLayout:
-    """Where each number of the vector is; equal for all peers that follow the same plan."""
+    """Where each number of the vector is; equal for all peers that follow the same plan.
+
+        1, training loss                       means over all peers
+        1                                      for every peer that contributes values
+        products, squares                      of every cell's movement, see `_Movement` in member.py
+        1, losses, sketches                    a row for every peer
+        1, values                              for every group
+
+    While the swarm does not decide, only the first line and the first entry of every row are there.
+    """
 
     def __init__(self, assignment: Assignment, candidates: Sequence[Candidate], deciding: bool):
         self.assignment, self.deciding = assignment, deciding
@@ -39,44 +54,42 @@ class StatisticsLayout:
         self.parts = anatomy.names
         self.cells = int(anatomy.first_cells[-1]) if deciding else 0
         self.losses = LOSSES_BEFORE_CANDIDATES + len(candidates) if deciding else 0
-        self.columns = 1 + self.losses + (SKETCH * len(self.parts) if deciding else 0)
-        self.mixes: list[tuple[Source, list[tuple[Labels, Places]]]] = []
-        """What is averaged by whom, and at which coordinates: with output layers that are never averaged, and
-        under every candidate."""
-        outputs = coordinates_into(anatomy, outputs_of(anatomy))
-        if candidates:
-            self.mixes.append(("heads", _compact(assignment.groups_at(outputs))))
-        for one in candidates:
-            groups = [
-                (group, columns) for labels, columns in one.changes for group in members(labels)
-            ]
-            if one.level == 0:
-                stays = np.ones(anatomy.size, bool)
-                for _, columns in one.changes:
-                    stays[columns] = False
-                groups += _compact(assignment.groups_at(outputs[stays[outputs]]))
-            self.mixes.append(("heads" if one.level == 0 else "values", groups))
-        needed: dict[tuple[Source, Labels], list[Places]] = {}
-        for source, groups in self.mixes:
+        self.columns = 1 + self.losses + (SKETCH_SIZE * len(self.parts) if deciding else 0)
+        self.trials = _trials(assignment, candidates)
+        """The averages that peers try. The first is that of the copies of the output layers under the present
+        assignment; then there is one for every candidate."""
+        coordinates: dict[tuple[Source, Group], list[Coordinates]] = {}
+        for source, groups in self.trials:
             for group, columns in groups:
                 if len(group) > 1:
-                    needed.setdefault((source, group), []).append(columns)
-        self.groups = {key: _union(pieces, anatomy.size) for key, pieces in needed.items()}
-        self._positions: dict[tuple[int, int], Places] = {}
-        self._rows = slice(2 + 2 * self.cells, 2 + 2 * self.cells + self.peers * self.columns)
-        self._starts: dict[tuple[Source, Labels], int] = {}
+                    coordinates.setdefault((source, group), []).append(columns)
+        # All groups of one grouping have the same pieces, and the union of many arrays takes long.
+        unions: dict[tuple[int, ...], Coordinates] = {}
+        for pieces in coordinates.values():
+            same = tuple(map(id, pieces))
+            if same not in unions:
+                unions[same] = _union(pieces, anatomy.size)
+        self.groups = {key: unions[tuple(map(id, pieces))] for key, pieces in coordinates.items()}
+        """The coordinates at which the vector has values of each group."""
+        self._positions: dict[tuple[int, int], Coordinates] = {}
+        first = 2 + (self.peers if deciding else 0)
+        self.weights = slice(2, first)
+        """The entries to which each peer contributes 1 together with its values."""
+        self._cells = slice(first, first + 2 * self.cells)
+        self._rows = slice(self._cells.stop, self._cells.stop + self.peers * self.columns)
+        self._starts: dict[tuple[Source, Group], int] = {}
         self.size = self._rows.stop
         content = hashlib.blake2b(f"{deciding} {assignment.digest}".encode(), digest_size=4)
-        for one in candidates:
-            content.update(f"{one.part} {one.scheme}".encode())
-            content.update(np.array(one.cells, "<u4").tobytes())
+        for candidate in candidates:
+            content.update(f"{candidate.part} {candidate.scheme}".encode())
+            content.update(np.array(candidate.cells, "<u4").tobytes())
         self.name = content.hexdigest()
-        """Vectors of layouts with the same name may be averaged."""
+        """The name of the layout: only vectors of the same layout may be averaged."""
         for key, columns in self.groups.items():
-            self._starts[key] = self.size + 1  # behind the number to which members add 1
-            self.size += 1 + number_of(columns)
-        self.measured = slice(2, self._rows.stop)
-        """What peers have measured; the rest are their training losses and values."""
+            self._starts[key] = self.size + 1  # after the entry to which members contribute 1
+            self.size += 1 + count_coordinates(columns)
+        self.measured = slice(first, self._rows.stop)
+        """The entries that peers have measured; the others are their training losses and values."""
 
     def pack(
         self,
@@ -88,16 +101,18 @@ class StatisticsLayout:
         sketches: np.ndarray,
         sources: dict[Source, np.ndarray],
     ) -> np.ndarray:
-        """Return what one peer adds. While nothing is decided, only the training loss is used.
+        """Return one peer's contribution. While the swarm does not decide, it has only the training loss.
 
-        peer: its number; None if it is not in the assignment, and only tells its training loss.
+        peer: its number; None if it is not in the assignment, and contributes only its training loss.
+        products, squares, sketches: see `_Movement` and `sketch`. losses: as in `Statistics.losses`.
+        sources: the flat parameter vectors that groups average.
         """
         vector = np.zeros(self.size, np.float32)
         vector[:2] = 1.0, training_loss
         if not self.deciding or peer is None:
             return vector
-        vector[2 : 2 + self.cells] = products
-        vector[2 + self.cells : 2 + 2 * self.cells] = squares
+        vector[self.weights][peer] = 1.0
+        vector[self._cells] = np.concatenate([products, squares])
         row = vector[self._rows].reshape(self.peers, self.columns)[peer]
         row[0] = 1.0
         row[1 : 1 + self.losses] = losses
@@ -106,78 +121,119 @@ class StatisticsLayout:
             if peer in group:
                 start = self._starts[source, group]
                 vector[start - 1] = 1.0
-                vector[start : start + number_of(columns)] = sources[source][columns]
+                vector[start : start + count_coordinates(columns)] = sources[source][columns]
         return vector
 
     def rows(self, vector: np.ndarray) -> np.ndarray:
-        """Return the rows of all peers, as they are in the vector."""
+        """Return the rows of all peers, [peers, columns], as they are in the vector."""
         return vector[self._rows].reshape(self.peers, self.columns)
 
-    def group_mean(self, vector: np.ndarray, mix: int, number: int) -> np.ndarray:
-        """Return the mean over the peers of a group of `mixes[mix]`, at its coordinates."""
-        source, groups = self.mixes[mix]
+    def movements(self, vector: np.ndarray) -> np.ndarray:
+        """Return the products and the squares of movements, [2, cells]."""
+        return vector[self._cells].reshape(2, self.cells)
+
+    def group_mean(self, vector: np.ndarray, trial: int, number: int) -> np.ndarray:
+        """Return the mean over the peers of a group of `trials[trial]`, at its coordinates."""
+        source, groups = self.trials[trial]
         group, columns = groups[number]
-        if (mix, number) not in self._positions:  # the same in every round, and for every peer
-            within = _positions(columns, self.groups[source, group])
-            self._positions[mix, number] = _shifted(within, self._starts[source, group])
-        total = vector[self._positions[mix, number]]
+        if (trial, number) not in self._positions:  # the same in every round, and for every peer
+            in_group = _positions(columns, self.groups[source, group])
+            self._positions[trial, number] = _shift(in_group, self._starts[source, group])
+        total = vector[self._positions[trial, number]]
         weight = vector[self._starts[source, group] - 1]
         return total / weight if weight > 0 else total
 
 
-def _compact(groups: Iterable[tuple[Labels, np.ndarray]]) -> list[tuple[Labels, Places]]:
-    return [(group, as_slice(columns)) for group, columns in groups]
+Trial = tuple[Source, list[tuple[Group, Coordinates]]]
+"""What is averaged, and by which groups at which coordinates."""
 
 
-def number_of(columns: Places) -> int:
+def _trials(assignment: Assignment, candidates: Sequence[Candidate]) -> list[Trial]:
+    """Return the averages that peers try for some candidates; see `StatisticsLayout.trials`."""
+    if not candidates:
+        return []
+    anatomy = assignment.anatomy
+    outputs = coordinates_into(anatomy, outputs_of(anatomy))
+    trials: list[Trial] = [("copies", _with_slices(assignment.groups_at(outputs)))]
+    for candidate in candidates:
+        groups = [
+            (group, columns) for labels, columns in candidate.changes for group in members(labels)
+        ]
+        if candidate.level == 0:
+            # All outputs are those of the copies, also the cells that the candidate does not change.
+            is_unchanged = np.ones(anatomy.size, bool)
+            for _, columns in candidate.changes:
+                is_unchanged[columns] = False
+            groups += _with_slices(assignment.groups_at(outputs[is_unchanged[outputs]]))
+        has_copy = candidate.level == 0 or candidate.part == NORM_STATISTICS
+        trials.append(("copies" if has_copy else "values", groups))
+    return trials
+
+
+def _with_slices(groups: Iterable[tuple[Group, np.ndarray]]) -> list[tuple[Group, Coordinates]]:
+    """Return groups with their coordinates as slices where these are contiguous."""
+    return [(group, slice_if_contiguous(columns)) for group, columns in groups]
+
+
+def count_coordinates(columns: Coordinates) -> int:
     """Return how many coordinates there are."""
     return columns.stop - columns.start if isinstance(columns, slice) else len(columns)
 
 
-def _shifted(columns: Places, by: int) -> Places:
+def _shift(columns: Coordinates, by: int) -> Coordinates:
+    """Return coordinates with a number added to each."""
     if isinstance(columns, slice):
         return slice(columns.start + by, columns.stop + by)
     return columns + by
 
 
-def _positions(columns: Places, every: Places) -> Places:
-    """Return where coordinates are among others, which are in ascending order and contain them."""
-    if isinstance(every, slice):
-        return _shifted(columns, -every.start)
+def _positions(columns: Coordinates, superset: Coordinates) -> Coordinates:
+    """Return the index of each coordinate in a superset, which is in ascending order."""
+    if isinstance(superset, slice):
+        return _shift(columns, -superset.start)
     if isinstance(columns, slice):
-        start = int(np.searchsorted(every, columns.start))
-        return slice(start, start + number_of(columns))
-    return np.searchsorted(every, columns)
+        start = int(np.searchsorted(superset, columns.start))
+        return slice(start, start + count_coordinates(columns))
+    return np.searchsorted(superset, columns)
 
 
-def _contains(columns: Places, others: Places) -> bool:
-    """Return whether the one slice contains the other; False for anything but slices."""
+def _contains(columns: Coordinates, others: Coordinates) -> bool:
+    """Return whether `columns` is a slice that contains the slice `others`; False for arrays."""
     if not isinstance(columns, slice) or not isinstance(others, slice):
         return False
     return columns.start <= others.start and others.stop <= columns.stop
 
 
-def _union(pieces: Sequence[Places], size: int) -> Places:
-    """Return all coordinates of some pieces, in ascending order."""
-    largest = max(pieces, key=number_of)
+def _union(pieces: Sequence[Coordinates], size: int) -> Coordinates:
+    """Return the coordinates that are in one of the pieces, in ascending order; size: of the flat vector."""
+    largest = max(pieces, key=count_coordinates)
     if all(piece is largest or _contains(largest, piece) for piece in pieces):
         return largest
     inside = np.zeros(size, bool)
     for piece in pieces:
         inside[piece] = True
-    return as_slice(np.flatnonzero(inside))
+    return slice_if_contiguous(np.flatnonzero(inside))
 
 
 class Statistics:
-    """The means over peers, as one peer knows them."""
+    """The measurements of all peers, as one peer knows them from the averaged vector.
 
-    def __init__(self, layout: StatisticsLayout, vector: np.ndarray):
-        self._layout, self._vector = layout, vector
+    centred: sketches are of how far training moves values, not of how far from the average: the mean over
+    peers is to be subtracted.
+    """
+
+    def __init__(self, layout: StatisticsLayout, vector: np.ndarray, *, centred: bool = False):
+        self._layout, self._vector, self._centred = layout, vector, centred
         self.training_loss = float(vector[1] / vector[0])
         rows = layout.rows(vector)
         self.present = rows[:, 0] > 0
-        """Whose row has arrived."""
+        """For every peer, whether its row has arrived."""
         self._rows = rows / np.where(self.present, rows[:, 0], 1.0)[:, None]
+
+    @property
+    def weights(self) -> np.ndarray:
+        """How much the values of each peer count in the means over groups: 0 until they have arrived."""
+        return self._vector[self._layout.weights]
 
     @property
     def measured(self) -> int:
@@ -186,47 +242,51 @@ class Statistics:
 
     @property
     def losses(self) -> np.ndarray:
-        """[peers, losses]: held-out losses as things are, with averaged output layers, and by candidate."""
+        """Held-out losses, [peers, losses]: see LOSSES_BEFORE_CANDIDATES, then one for each candidate."""
         return self._rows[:, 1 : 1 + self._layout.losses]
 
     @property
     def sketches(self) -> dict[str, np.ndarray]:
-        """For each part, a row of numbers per peer: where training moves the part's values."""
-        by_part = self._rows[:, 1 + self._layout.losses :].reshape(self._layout.peers, -1, SKETCH)
+        """For each part, the sketch of every peer, [peers, SKETCH_SIZE]."""
+        by_part = self._rows[:, 1 + self._layout.losses :].reshape(
+            self._layout.peers, -1, SKETCH_SIZE
+        )
+        if self._centred and self.present.any():
+            by_part = by_part.copy()
+            by_part[self.present] -= by_part[self.present].mean(axis=0)
         return {part: by_part[:, index] for index, part in enumerate(self._layout.parts)}
 
     @property
     def ratios(self) -> np.ndarray:
-        """V/σ² of every cell.
+        """V/σ² of every cell: the variance of its values between peers, relative to the noise of samples.
 
-        The noise of a peer's samples differs from round to round, so the product of two successive
-        movements is what lasts.
+        The noise of two successive rounds is independent. So the mean product of a peer's movements in two
+        rounds estimates V, and the mean square exceeds it by the noise.
         """
-        cells = self._layout.cells
-        product, square = self._vector[2 : 2 + 2 * cells].reshape(2, cells)
+        product, square = self._layout.movements(self._vector)
         noise = (square - product) / 2
         # Cells that hardly move, such as those that are never active, differ by rounding only.
-        moves = noise > 1e-6 * noise.max(initial=0.0)
-        return np.divide(product, noise, out=np.zeros_like(noise), where=moves)
+        has_noise = noise > 1e-6 * noise.max(initial=0.0)
+        return np.divide(product, noise, out=np.zeros_like(noise), where=has_noise)
 
 
 def sketch(anatomy: Anatomy, moved: dict[str, np.ndarray]) -> np.ndarray:
-    """Return random sums of every part's movement, [parts, SKETCH], the same sums on every peer.
+    """Return the sketch of every part, [parts, SKETCH_SIZE]: random sums of its movement.
 
     moved: for each part, how far training has moved the coordinates that lead into its cells.
     """
     rows = []
     for part in anatomy.names:
         buckets, signs = _random_sums(part, len(moved[part]))
-        rows.append(np.bincount(buckets, moved[part] * signs, SKETCH))
+        rows.append(np.bincount(buckets, moved[part] * signs, SKETCH_SIZE))
     return np.stack(rows)
 
 
 @lru_cache(maxsize=64)
 def _random_sums(part: str, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sum that each coordinate of a part is added to, and its sign."""
+    """Return, for each coordinate of a part, to which of the sums it is added, and with which sign."""
     generator = seeded_rng(0, "sketch", part)
-    return generator.integers(SKETCH, size=size), generator.choice((-1.0, 1.0), size=size)
+    return generator.integers(SKETCH_SIZE, size=size), generator.choice((-1.0, 1.0), size=size)
 
 
 @lru_cache(maxsize=64)
@@ -249,20 +309,23 @@ def outputs_of(anatomy: Anatomy) -> str:
 
 @lru_cache(maxsize=8)
 def cell_of_coordinates(anatomy: Anatomy, axis: int) -> np.ndarray:
-    """Return, for every coordinate, the cell on the first or last axis with cells; for norms, their own."""
+    """Return, for every coordinate, its cell on the first (axis=0) or last (axis=-1) axis that has cells.
+
+    Coordinates of norm layers have the one cell of their part.
+    """
     cells = np.zeros(anatomy.size, np.int64)
-    for one in anatomy.parameters:
-        with_cells = [number for number, each in enumerate(one.axes) if each is not None]
-        grid = np.zeros(one.shape, np.int64)
-        if one.extra_cell is not None:
-            grid[:] = one.extra_cell
+    for parameter in anatomy.parameters:
+        with_cells = [
+            i for i, cells_on_axis in enumerate(parameter.axes) if cells_on_axis is not None
+        ]
+        grid = np.zeros(parameter.shape, np.int64)
+        if parameter.extra_cell is not None:
+            grid[:] = parameter.extra_cell
         elif with_cells:
-            number = with_cells[axis]
-            grid[:] = np.expand_dims(
-                np.asarray(one.axes[number]),
-                [other for other in range(len(one.shape)) if other != number],
-            )
-        elif one.cell is not None:
-            grid[...] = one.cell
-        cells[anatomy.spans[one.name]] = grid.ravel()
+            chosen = with_cells[axis]
+            other_axes = [i for i in range(len(parameter.shape)) if i != chosen]
+            grid[:] = np.expand_dims(np.asarray(parameter.axes[chosen]), other_axes)
+        elif parameter.cell is not None:
+            grid[...] = parameter.cell
+        cells[anatomy.spans[parameter.name]] = grid.ravel()
     return cells

@@ -39,7 +39,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from .. import IsCorrect, Loss, Metrics, SlicedNetwork, cross_entropy, squared_error
-from ..learner import PlainRule, UpdateRule
+from ..optimizers import PlainRule, UpdateRule
 from . import plan
 
 
@@ -64,8 +64,8 @@ class TrainingJob:
 
     def steps(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield for every step its number, from 1, and its [peers, batch] of `index` and of `labels`."""
-        numbered = enumerate(pairwise((0, *self.ends)), start=self.steps_taken + 1)
-        for number, (begin, end) in numbered:
+        ranges = enumerate(pairwise((0, *self.ends)), start=self.steps_taken + 1)
+        for number, (begin, end) in ranges:
             yield number, self.index[:, begin:end], self.labels[:, begin:end]
 
 
@@ -112,13 +112,13 @@ def draw_orders(
 
 @_script
 def computes_transposed(samples: int, cells: int) -> bool:
-    """Whether a layer is computed transposed: products with few columns are slow, with few rows fast."""
+    """Return whether to compute a layer transposed: few columns are slower than few rows."""
     return cells < 16 and samples >= 16
 
 
 @_script
 def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x · weightᵀ + bias; an empty tensor means no bias."""
+    """Return x · weightᵀ + bias; an empty tensor means no bias."""
     if computes_transposed(x.size(-2), weight.size(-2)):
         if bias.numel() == 0:
             return torch.matmul(weight, x.mT).mT
@@ -134,7 +134,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 @_script
 def add_product(target: Tensor, left: Tensor, right: Tensor, scale: float) -> None:
-    """target += scale · left · right."""
+    """Compute target += scale · left · right, in place."""
     if target.dim() == 3:
         target.baddbmm_(left, right, beta=1.0, alpha=scale)
     else:
@@ -163,8 +163,9 @@ def forward(
     first_z: Tensor,
     prelu_inputs: list[Tensor],
 ) -> list[Tensor]:
-    """Return every layer's outputs. `first_z`: layer 0 before its activation, if known; else empty.
+    """Return every layer's outputs.
 
+    first_z: the result of layer 0 before its activation, if the caller has computed it; else empty.
     Appends to `prelu_inputs`, for every layer, the input of its PReLU, or an empty tensor.
     """
     empty = x.new_empty([0])
@@ -210,7 +211,7 @@ def step(
     first_z: Tensor,
     priors: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Do one step; return the outputs and δ, the gradient with respect to layer 0 before its activation.
+    """Take one step; return the outputs and δ, the gradient with respect to layer 0 before its activation.
 
     priors: one row for every peer, added to the outputs; an empty tensor for none.
     If `gradients` is not empty, the gradients of `values` are written there, and values do not change; if it
@@ -229,8 +230,8 @@ def step(
     ones = x.new_ones([1, x.size(-2)])
     if x.dim() == 3:
         ones = ones.expand([x.size(0), 1, x.size(1)])
-    for back in range(len(layers)):
-        index = len(layers) - 1 - back
+    for layers_done in range(len(layers)):  # backwards; TorchScript has no `reversed`
+        index = len(layers) - 1 - layers_done
         layer = layers[index]
         output = layer_outputs[index]
         activation = layer[2]
@@ -253,7 +254,7 @@ def step(
             else:
                 prelu_slope.sub_(slope_gradient, alpha=rate)
         if index == 0 and first_z.numel() > 0:
-            break
+            break  # the caller updates layer 0
         input_delta = delta
         if index > 0:
             input_delta = torch.matmul(delta, values[layer[0]])
@@ -412,25 +413,26 @@ class ChainEngine:
         if isinstance(job.rule, PlainRule):
             cells, inputs = self._shapes[0]
             steps_per_block = plan.deferred_steps(rows.shape[1], cells, inputs, job.ends[0])
-            steps = descend(
+            outputs_of_steps = descend(
                 values, self._layers, pool, job.index, job.labels, job.ends, steps_per_block,
                 self._loss, job.mean, job.rule.rate, priors,
             )  # fmt: skip
         else:
-            steps = self._train_by_gradients(values, states, pool, job, priors)
+            outputs_of_steps = self._train_by_gradients(values, states, pool, job, priors)
         if _is_packed(rows):
             for tensor, parameters in zip(stacked, (values, *states), strict=True):
                 for block, trained in zip(tensor.split(self._sizes, 1), parameters, strict=True):
                     block.copy_(trained.reshape(block.shape))
         if len(rows) == 1:
-            return torch.cat(steps)[None]
-        if all(outputs.shape == steps[0].shape for outputs in steps):
-            if steps[0].stride(-1) == 1:
-                return torch.stack(steps)
+            return torch.cat(outputs_of_steps)[None]
+        first = outputs_of_steps[0]
+        if all(outputs.shape == first.shape for outputs in outputs_of_steps):
+            if first.stride(-1) == 1:
+                return torch.stack(outputs_of_steps)
             # Outputs computed transposed stay in that memory order, because reordering is slower than
             # stacking.
-            return torch.stack([outputs.mT for outputs in steps]).mT
-        return torch.cat(steps, dim=1)
+            return torch.stack([outputs.mT for outputs in outputs_of_steps]).mT
+        return torch.cat(outputs_of_steps, dim=1)
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
         x = inputs.flatten(2) if len(rows) > 1 else inputs.flatten(2)[0]
@@ -533,6 +535,7 @@ class ModuleEngine:
         return True
 
     def _loss_function(self, mean: bool) -> Any:
+        """Return a function of parameters and samples that returns (loss, outputs), for torch's `grad`."""
         module, loss = self._module_of_thread().train(), self._loss
 
         def loss_and_outputs(

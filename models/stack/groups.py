@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import ceil
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from .. import AssociativeLearner, Learner, Metrics, ModelError, SgdLearner, SlicedNetwork
 from ..discovery import CONVOLUTIONS
-from ..learner import AdamRule, MomentumRule, PlainRule, PlainSgd, UpdateRule
+from ..optimizers import AdamRule, MomentumRule, PlainRule, RuleOptimizer, UpdateRule
 from . import plan
 from .engines import (
     ChainEngine,
@@ -96,7 +97,7 @@ class SingleNetwork:
 
 
 def row_index(rows: Sequence[int], device: torch.device) -> slice | Tensor:
-    """Return an index for some rows of a tensor: if they are evenly spaced a slice, which needs no copy."""
+    """Return an index for some rows of a tensor: a slice, which needs no copy, if they are evenly spaced."""
     steps = {b - a for a, b in pairwise(rows)}
     if len(steps) <= 1 and (step := steps.pop() if steps else 1) > 0:
         return slice(rows[0], rows[-1] + 1, step)
@@ -170,7 +171,8 @@ def _concatenate(tensors: Sequence[Tensor], device: torch.device) -> tuple[Tenso
             distinct.append(tensor)
         first_rows.append(first_row_of[key])
     rows = tensors[0].new_empty((total, *tensors[0].shape[1:]), device=device)
-    for target, tensor in zip(rows.split([len(each) for each in distinct]), distinct, strict=True):
+    targets = rows.split([len(tensor) for tensor in distinct])
+    for target, tensor in zip(targets, distinct, strict=True):
         target.copy_(tensor)
     return rows, first_rows
 
@@ -184,22 +186,29 @@ def read_rule(learner: SgdLearner) -> UpdateRule | None:
     Returns None if the optimizer, or one of its settings, is not supported for stacked training.
     """
     optimizer = learner.optimizer
-    if type(optimizer) is PlainSgd:
-        return PlainRule(optimizer.rate)
-    if not isinstance(optimizer, torch.optim.Optimizer) or len(optimizer.param_groups) != 1:
+    optimized: list[nn.Parameter]
+    if isinstance(optimizer, RuleOptimizer):
+        rule, optimized = optimizer.rule, optimizer.parameters
+    elif isinstance(optimizer, torch.optim.Optimizer) and len(optimizer.param_groups) == 1:
+        rule, optimized = _rule_of_torch(optimizer), optimizer.param_groups[0]["params"]
+    else:
         return None
-    settings: dict[str, Any] = optimizer.param_groups[0]
     parameters = list(learner.network.module.parameters())
-    optimized: list[Tensor] = settings["params"]
     pairs = zip(parameters, optimized, strict=False)
     if len(parameters) != len(optimized) or any(a is not b for a, b in pairs):
         return None
+    if len({int(state["step"]) for state in _states(learner).values() if "step" in state}) > 1:
+        return None  # some parameters have taken more steps than others
+    return rule
+
+
+def _rule_of_torch(optimizer: torch.optim.Optimizer) -> UpdateRule | None:
+    """Return the update rule of a torch optimizer; None if it is not supported."""
+    settings: dict[str, Any] = optimizer.param_groups[0]
     if any(settings.get(key) for key in ("maximize", "capturable", "differentiable", "amsgrad")):
         return None
     if any(isinstance(settings.get(key), Tensor) for key in ("lr", "betas")):
         return None
-    if len({int(state["step"]) for state in _states(learner).values() if "step" in state}) > 1:
-        return None  # some parameters have taken more steps than others
     rate, decay = settings["lr"], settings.get("weight_decay", 0)
     if type(optimizer) is torch.optim.SGD and not settings["dampening"]:
         if not settings["momentum"] and not decay:
@@ -214,6 +223,7 @@ def read_rule(learner: SgdLearner) -> UpdateRule | None:
 class OptimizerStates:
     """The state of a group's optimizers (momentum, Adam's moments), stacked like the parameters.
 
+    like: the parameters of the group, whose shape and device the state has.
     shared: whether stack and optimizers are on one device. Then the tensors in the optimizers' state are
         views of the stack, and a learner's `state()` is always current; otherwise `write_back` copies them.
     """
@@ -224,8 +234,7 @@ class OptimizerStates:
         self._learners, self._rule, self._shared = learners, rule, shared
         self._names = rule.state_names
         self.values = [torch.zeros_like(like) for _ in rule.state_names]
-        counts_steps = isinstance(rule, AdamRule)
-        parameters = len(list(learners[0].network.module.parameters())) if counts_steps else 0
+        parameters = len(list(learners[0].network.module.parameters())) if rule.counts_steps else 0
         self._steps = torch.zeros(len(learners), parameters)
         self.refresh()
 
@@ -242,10 +251,7 @@ class OptimizerStates:
 
     def rule(self) -> UpdateRule:
         """Return the update rule with the optimizers' current learning rate, which a schedule may change."""
-        rates = {
-            float(one.rate if isinstance(one, PlainSgd) else one.param_groups[0]["lr"])
-            for one in (learner.optimizer for learner in self._learners)
-        }
+        rates = {_learning_rate(learner.optimizer) for learner in self._learners}
         if len(rates) > 1:
             raise ModelError(
                 f"peers {self._learners[0].network.peer!r} … were stacked with one learning rate and now "
@@ -284,8 +290,15 @@ class OptimizerStates:
                     yield state, "step", self._steps[row, index]
 
 
+def _learning_rate(optimizer: RuleOptimizer | torch.optim.Optimizer) -> float:
+    """Return the current learning rate of an optimizer."""
+    if isinstance(optimizer, RuleOptimizer):
+        return float(optimizer.rate)
+    return float(optimizer.param_groups[0]["lr"])
+
+
 def _states(learner: SgdLearner) -> Any:
-    """Return a torch optimizer's state by parameter: a defaultdict, so looking up a parameter inserts it."""
+    """Return an optimizer's state by parameter: a defaultdict, so looking up a parameter inserts it."""
     return getattr(learner.optimizer, "state", {})
 
 
@@ -303,7 +316,7 @@ class Group(ABC):
 
     def __init__(self, spec: GroupSpec, learners: Sequence[Any], stack: Stack | None = None):
         self.indices, self._learners, self.stacked = spec.indices, list(learners), stack is not None
-        self.stacks = [stack] if stack else [SingleNetwork(one.network) for one in learners]
+        self.stacks = [stack] if stack else [SingleNetwork(each.network) for each in learners]
 
     @abstractmethod
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
@@ -340,14 +353,17 @@ class Group(ABC):
     def _with_indices(
         self, rows: Sequence[int], metrics: Sequence[Metrics]
     ) -> list[tuple[int, Metrics]]:
-        return [(self.indices[row], one) for row, one in zip(rows, metrics, strict=True)]
+        """Return the metrics of some rows, each with the index among all learners, as a Task does."""
+        indices = (self.indices[row] for row in rows)
+        return list(zip(indices, metrics, strict=True))
 
 
 class StackedGroup(Group):
     """Learners whose networks are rows of one stack."""
 
     def __init__(self, spec: GroupSpec, learners: Sequence[Any], device: torch.device):
-        self._stack, self._device = Stack([one.network for one in learners], device), device
+        self._stack = Stack([learner.network for learner in learners], device)
+        self._device = device
         super().__init__(spec, learners, self._stack)
         self._values = self._stack.values
 
@@ -372,8 +388,13 @@ class SgdGroup(StackedGroup):
         assert spec.rule is not None
         self._engine, shared = engine, self._stack.shared
         self._states = OptimizerStates(self._learners, spec.rule, self._values, shared)
-        self._samples = [SamplePool([one.samples[k] for one in learners], device) for k in (0, 1)]
-        self._tests = [SamplePool([one.held_out[k] for one in learners], device) for k in (0, 1)]
+        # Two pools each: inputs and labels.
+        self._samples = [
+            SamplePool([learner.samples[k] for learner in learners], device) for k in (0, 1)
+        ]
+        self._tests = [
+            SamplePool([learner.held_out[k] for learner in learners], device) for k in (0, 1)
+        ]
         if shared:  # learners keep views of the pools instead of their own copies
             for index, learner in enumerate(self._learners):
                 learner.samples = self._samples[0].view(index), self._samples[1].view(index)
@@ -441,25 +462,31 @@ class SgdGroup(StackedGroup):
         metrics, priors = [Metrics()] * len(rows), self._priors(rows)
         # At most 1000 samples of a peer at once, like SgdLearner.test.
         batch, samples = max(1, min(1000, plan.TEST_ROWS // len(rows))), labels.counts[rows[0]]
+        kept: list[Tensor] = []
         for begin in range(0, samples, batch):
             count = min(batch, samples - begin)
             outputs = self._engine.outputs(values, inputs.window(rows, begin, count))
             if priors is not None:
                 outputs = outputs + priors[:, None]
+            kept += [outputs.clone()] if first.metrics else []  # `score` may overwrite them
             scores = score(outputs, labels.window(rows, begin, count), first.loss, first.right)
             metrics = [a + b for a, b in zip(metrics, scores, strict=True)]
+        if kept:
+            pairs = zip(torch.cat(kept, dim=1), labels.window(rows, 0, samples), strict=True)
+            named = [first.measure(*each) for each in pairs]
+            metrics = [replace(a, named=b) for a, b in zip(metrics, named, strict=True)]
         return self._with_indices(rows, metrics)
 
     def _priors(self, rows: Sequence[int]) -> Tensor | None:
-        """Return some peers' log-priors, [peers, classes]: 0 for a peer without; None if none has one.
+        """Return some peers' log-priors, [peers, classes], 0 for a peer without one; None if no peer has one.
 
         They are read each time, because a learner's `log_prior` may be set while it is in the stack.
         """
         priors = [self._learners[row].log_prior for row in rows]
-        given = next((prior for prior in priors if prior is not None), None)
-        if given is None:
+        first = next((prior for prior in priors if prior is not None), None)
+        if first is None:
             return None
-        zero = torch.zeros_like(given)
+        zero = torch.zeros_like(first)
         return torch.stack([zero if prior is None else prior for prior in priors]).to(self._device)
 
     def _step_ends(self, repeats: int) -> list[int]:
@@ -478,9 +505,10 @@ class AssociativeGroup(StackedGroup):
         super().__init__(spec, learners, device)
         self._samples = SamplePool([learner.samples for learner in learners], device)
         self._counts = torch.tensor(self._samples.counts, device=device)
-        # Element-wise updates of all weights, no matrix products: as many peers at once as fit into cache.
-        fitting = plan.TASK_BYTES // (4 * self._values.shape[1])
-        self._peers_per_task = max(1, min(fitting, -(-len(learners) // plan.TASKS)))
+        # A step updates all weights one by one, without matrix products, so a task trains as many peers as
+        # fit into the cache.
+        fit_into_cache = plan.TASK_BYTES // (4 * self._values.shape[1])
+        self._peers_per_task = max(1, min(fit_into_cache, ceil(len(learners) / plan.TASKS)))
 
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
         return [
@@ -504,7 +532,8 @@ class AssociativeGroup(StackedGroup):
         rate, count = learners[0].rate, repeats * learners[0].local_samples
         module, hidden_size = learners[0].module, learners[0].module.hidden.numel()
         first_rows, counts = self._samples.first_row_tensor[selected], self._counts[selected]
-        positions = torch.tensor([one.state()["next"] for one in learners], device=self._device)
+        next_vectors = [learner.state()["next"] for learner in learners]
+        positions = torch.tensor(next_vectors, device=self._device)
         with self._selected(rows) as (values,):
             hidden = values[:, :hidden_size].unflatten(1, tuple(module.hidden.shape))
             visible = values[:, hidden_size:].unflatten(1, tuple(module.visible.shape))
@@ -550,9 +579,10 @@ def _chunks(rows: Sequence[int], size: int) -> list[Sequence[int]]:
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """The indices of learners that can share a stack, or (`stackable` is False) cannot be stacked.
+    """The indices of learners that form a group: they have equal keys.
 
-    Learners with equal keys belong to one group.
+    rule: the update rule of their optimizers, for learners by gradient descent. stackable: False for learners
+    that cannot be stacked; their key is the reason.
     """
 
     key: Hashable
@@ -590,10 +620,7 @@ def form_group(spec: GroupSpec, learners: Sequence[Learner], device: torch.devic
 
 
 def _group_of(learner: Learner) -> GroupSpec:
-    """Return the group of one learner, still without indices.
-
-    The key of learners that cannot be stacked is the reason.
-    """
+    """Return the group of one learner, still without indices."""
     flat = learner.network.flat
     if type(learner) is AssociativeLearner:
         module = learner.module
@@ -618,7 +645,7 @@ def _group_of(learner: Learner) -> GroupSpec:
     key = (
         chain or _signature(module), rule, learner.loss, learner.local_samples, learner.batch,
         learner.reduction, flat.dtype, flat.device, tuple(learner.samples[0].shape[1:]),
-        learner.held_out[0].dtype, learner.right, learner.samples[1].dtype,
+        learner.held_out[0].dtype, learner.right, learner.metrics, learner.samples[1].dtype,
         tuple(learner.samples[1].shape[1:]),
     )  # fmt: skip
     return GroupSpec(key, rule)
@@ -668,6 +695,7 @@ def memory_needs(
 def _needs_of_group(
     group: GroupSpec, learners: Sequence[Learner], threads: int, other_device: bool
 ) -> plan.MemoryNeeds:
+    """Return the memory that one group needs; `learners` are its members."""
     network = learners[0].network
     step_values = 0
     train: list[Tensor] = []

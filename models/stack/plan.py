@@ -41,12 +41,12 @@ convolutions become one grouped convolution: 1.5 to 3.5 times as fast below this
 TASK_BYTES = 2 << 20
 """Limit of a task's parameters and activations of one step: more does not fit into the cache."""
 TASKS = 4
-"""A small swarm is split into this many tasks, to use several threads, and a large one into a multiple of it,
-so that all threads finish at about the same time. MIN_PER_TASK takes precedence."""
+"""A small swarm is split into this many tasks, so that several threads have work. A large swarm is split into
+a multiple of it, so that all threads finish at about the same time. MIN_PER_TASK takes precedence."""
 MIN_PER_TASK = 8
 """Peers per task at least: with fewer, calling torch would take longer than the products."""
 DEFERRED_ROWS = 100
-"""Samples in all the steps whose update of the first layer is deferred together: see engines.py."""
+"""Samples, summed over steps, for which one update of the first layer is deferred: see engines.py."""
 TEST_ROWS = 8192
 """Test samples, summed over the peers of a task, in one forward pass."""
 
@@ -57,11 +57,12 @@ def peers_per_task(peers: int, parameters: int, activations: int) -> int:
     """Return how many peers one task trains; `activations`: values computed in one step of one peer."""
     if parameters >= LARGE_NETWORK:
         return 1 if activations >= LARGE_STEP else LARGE_PER_TASK
-    fitting = TASK_BYTES // (4 * max(parameters + activations, 1))
-    size = max(1, min(fitting, max(ceil(peers / TASKS), MIN_PER_TASK)))
+    fit_into_cache = TASK_BYTES // (4 * max(parameters + activations, 1))
+    size = max(1, min(fit_into_cache, max(ceil(peers / TASKS), MIN_PER_TASK)))
     if size * TASKS >= peers:
         return size
-    return ceil(peers / (TASKS * ceil(peers / (TASKS * size))))
+    rounds = ceil(peers / (TASKS * size))  # TASKS tasks in each
+    return ceil(peers / (TASKS * rounds))
 
 
 def deferred_steps(parameters: int, cells: int, inputs: int, batch: int) -> int:
@@ -119,13 +120,15 @@ class Workers:
 
 
 WORK_SPACE = "work space"
+"""The name of the memory item that groups use one after the other: temporary tensors of running tasks."""
 BLOCK_BYTES = 1 << 20
-"""Size of a block (peers × coordinates) in averaging: it is read, mixed and written back while in cache."""
+"""Size of a block (peers × coordinates) in averaging, which is read, averaged and written back while it is in
+the cache."""
 
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """What some memory is used for. `allocated`: bytes of it that the learners hold already."""
+    """Memory with one purpose, `name`. `allocated`: how many of its bytes the learners hold already."""
 
     name: str
     bytes: int
@@ -205,14 +208,15 @@ def estimate_memory(
     task_peers = peers_per_task(peers, parameters, step_values)
     task_bytes = task_peers * (3 * parameters + 2 * step_values) * bytes_per_value
     work_bytes = threads * (task_bytes + 3 * BLOCK_BYTES)
-    of_learners = {
+    learner_bytes = {
         f"parameters of {peers:,} peers": parameter_bytes,
         "training samples": sample_bytes,
         "test samples": test_bytes,
         "coordinates of partial models": index_bytes,
     }
     items = [
-        MemoryItem(name, size, size if learners_exist else 0) for name, size in of_learners.items()
+        MemoryItem(name, size, size if learners_exist else 0)
+        for name, size in learner_bytes.items()
     ]
     items.append(MemoryItem("optimizer state", optimizer_values * parameter_bytes))
     return MemoryNeeds((*items, MemoryItem(WORK_SPACE, work_bytes)))

@@ -8,6 +8,11 @@ from .broker import machine_addresses as machine_addresses
 from .broker import machine_names as machine_names
 from .broker import serve as serve
 from .certificates import Authority as Authority
+from .check import Finding as Finding
+from .check import check_broker as check_broker
+from .cluster import Cluster as Cluster
+from .cluster import serve_cluster as serve_cluster
+from .cluster import write_cluster as write_cluster
 from .config import BROKER_KINDS as BROKER_KINDS
 from .config import BrokerError as BrokerError
 from .config import BrokerSettings as BrokerSettings

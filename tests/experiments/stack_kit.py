@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from gossamer.experiments.arena import Arena
 from gossamer.models import (
+    Adam,
     Anatomy,
     AssociativeLearner,
     AssociativeNetwork,
     Learner,
     ParameterMap,
     Part,
+    Sgd,
     SgdLearner,
     SlicedNetwork,
     Start,
@@ -173,4 +175,6 @@ OPTIMIZERS: dict[str, Any] = {
     "adam": lambda p: torch.optim.Adam(p, 0.01),
     "adam-decay": lambda p: torch.optim.Adam(p, 0.01, weight_decay=1e-2),
     "adamw": lambda p: torch.optim.AdamW(p, 0.01),
+    "own-momentum": lambda p: Sgd(p, 0.05, momentum=0.9),
+    "own-adam": lambda p: Adam(p, 0.01),
 }

@@ -24,7 +24,15 @@ from gossamer.experiments.cli.assignment import (
 )
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.models import discover, mlp
-from gossamer.models.sharing import OWN, Assignment, Candidate, Compared, Decision, SharingReport
+from gossamer.models.sharing import (
+    GLOBAL,
+    OWN,
+    Assignment,
+    Candidate,
+    Compared,
+    Decision,
+    SharingReport,
+)
 
 torch.set_num_threads(1)
 PEERS = ("anna", "ben", "carl", "dora")
@@ -42,10 +50,11 @@ def report(*, dry_run: bool = False, reason: str = "", steps: int = 3) -> dict[s
         ("2", [2, 3], OWN),
         ("0", list(range(0, 20, 2)), (0, 0, 1, 1)),
         ("2", [0], (0, 1, 1, 0)),
+        ("0", list(range(0, 20, 2)), GLOBAL),
     ]
     for index, (part, cells, scheme) in enumerate(changes[:steps]):
         candidate = Candidate.of(present, part, cells, scheme)
-        round_number, gain = 5 + 3 * index, 0.12 - 0.05 * index
+        round_number, gain = 5 + 3 * index, (0.12, 0.07, 0.02, 0.04)[index]
         decisions.append(Decision(round_number, candidate, gain, 0.01))
         compared += [
             Compared(round_number, "other", "input", -0.02, 0.01, 0.1, False),
@@ -69,6 +78,18 @@ def test_every_cell_of_every_part_is_in_one_row_with_its_evidence() -> None:
     ]
     assert table[0][2:4] == ["0.1", "+2.0 % ± 1.0 %"]  # the best change would have raised the loss
     assert table[4][2:4] == ["9.3", "−12 % ± 1.0 %"]
+
+
+def test_cells_that_are_shared_again_are_told_in_a_sentence_and_are_nobodys_in_the_table() -> None:
+    again = report(steps=4)
+    assert sentences(again)[-1] == (
+        "10 of 20 cells of part 0 became shared by all peers again after round 14: held-out loss fell by "
+        "4.0 % ± 1.0 %"
+    )
+    assert [row[:2] + row[4:5] for row in rows(again) if row[0] == "0"] == [
+        ["0", "all 20", "by all"]
+    ]
+    assert {row[2] for row in group_rows(again)} == {"2 (outputs)"}
 
 
 def test_groups_are_told_by_the_names_of_their_peers() -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch.nn.utils import parameters_to_vector
 
 from gossamer.experiments.arena import Arena
-from gossamer.experiments.bench import Row, alternate, models, run_benchmarks, sharing
+from gossamer.experiments.bench import Row, median_seconds, models, run_benchmarks
 from gossamer.experiments.bench.arena import (
     SwarmCost,
     TorchLoop,
@@ -31,6 +31,7 @@ from gossamer.experiments.bench.arena import (
     measure,
     rounds,
 )
+from gossamer.experiments.bench.gossip import codec, steady
 from gossamer.experiments.bench.live import (
     READY,
     VALUE_BYTES,
@@ -42,7 +43,6 @@ from gossamer.experiments.bench.live import (
     wait_for_trial,
 )
 from gossamer.experiments.bench.models import prepare
-from gossamer.experiments.bench.wire import codec
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.results import Results
 from gossamer.models import mlp
@@ -60,7 +60,7 @@ def ticking(steps: list[float]) -> Iterator[float]:
 def test_medians_come_from_alternating_runs() -> None:
     calls: list[str] = []
     clock = ticking([5.0, 1.0, 7.0, 3.0, 6.0, 2.0])  # work, baseline, work, baseline, …
-    mine, plain = alternate(
+    mine, plain = median_seconds(
         lambda: calls.append("work"),
         lambda: calls.append("base"),
         repeats=3,
@@ -72,7 +72,7 @@ def test_medians_come_from_alternating_runs() -> None:
 
 def test_no_repetitions_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        alternate(lambda: None, lambda: None, repeats=0)
+        median_seconds(lambda: None, lambda: None, repeats=0)
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 100))
@@ -180,6 +180,7 @@ def test_the_bare_client_needs_nothing_heavy() -> None:
     assert answer.stdout.strip() == "False"
 
 
+@pytest.mark.live
 @pytest.mark.timeout(600)
 def test_peers_and_bare_clients_run_alternately_on_one_broker() -> None:
     peers, bare = compare(Traffic(peers=4, per_process=4, exchanges=1, trials=2))
@@ -326,17 +327,24 @@ def test_growth_is_drawn_from_the_file(tmp_path: Path) -> None:
 
 
 def test_deciding_is_measured_while_changes_are_compared_and_while_nothing_is() -> None:
-    tiny = sharing.Workload("tiny", lambda: mlp("6=5=10"), (6,))
-    rows = sharing.auto([tiny], peers=4, local_samples=40, rounds=1)
+    tiny = models.Workload("tiny", lambda: mlp("6=5=10"), (6,))
+    rows = models.auto([tiny], peers=4, local_samples=40, rounds=1)
     assert [row.name.split(",")[:2] for row in rows] == [
         ["auto", " quiet"], ["arena", " quiet"], ["auto", " deciding"], ["arena", " deciding"]
     ]  # fmt: skip
     assert [row.wanted for row in rows] == [0.1, None, 0.35, None]
     plans = {}
-    for name, options in (("quiet", sharing.QUIET), ("deciding", sharing.DECIDING)):
-        swarm = sharing.OneByOne(tiny.learners(4, 40), options)
-        for _ in range(sharing.WARM_UP):
+    for name, options in (("quiet", models.QUIET), ("deciding", models.DECIDING)):
+        swarm = models.OneByOne(tiny.learners(4, 40), options)
+        for _ in range(models.WARM_UP):
             swarm.round()
         plans[name] = swarm.plan
     assert not plans["quiet"].deciding
     assert plans["deciding"].candidates
+
+
+def test_scoring_is_timed_against_a_round_of_training() -> None:
+    (row,) = steady(("64=8=10",), repeats=1)
+    assert row.name == "following 4 values in steady mode, 64=8=10"
+    assert row.ratio is not None
+    assert row.wanted == 0.25

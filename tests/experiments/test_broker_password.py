@@ -12,7 +12,7 @@ from cli_kit import runner
 from gossamer.experiments.cli.live import PASSWORD_VARIABLE, broker_password
 from gossamer.experiments.errors import ConfigError
 from gossamer.experiments.live import run as watch
-from gossamer.experiments.live.layout import load_join
+from gossamer.experiments.live.device import load_join
 from gossamer.gossip import Address, MqttTransport, TransportError
 from gossamer.peer import Broker, BrokerAddress, BrokerSettings, ProcessSpec, mqtt_transport
 

@@ -293,7 +293,7 @@ def test_each_optimizer_takes_steps_of_its_own() -> None:
         (
             {"models": [model(peers=[0]), model(name="b", layout="0-1-0", depends=["global"])]},
             "models",
-            "peer 1: model 'b' depends on 'global', which this peer does not implement",
+            "peer 1: model 'b' depends on 'global', which this peer does not have",
         ),
         (
             {"models": [model(layout="64-9-10")]},

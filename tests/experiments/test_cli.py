@@ -117,8 +117,8 @@ def test_out_chooses_the_folder(gossamer: Run) -> None:
             "no reproduction is called 'semilocal'; did you mean 'semi-local'?",
         ),
         (
-            ("paper", "semi-local", "--only", "80", "--only", "nothing"),
-            "semi-local has no line 'nothing'; lines are 'no averaging', '100', ",
+            ("paper", "semi-local", "--only", "global 80", "--only", "nothing"),
+            "semi-local has no line 'nothing'; lines are 'no averaging', 'global 100', ",
         ),
         (("data", "minst"), "no data set is called 'minst': did you mean 'mnist'?"),
     ],
@@ -154,7 +154,7 @@ def test_debug_shows_the_traceback() -> None:
         cli.main(["--debug", "simulate", "none.toml"])
 
 
-@pytest.mark.parametrize("option", [("--runs", "0"), ("--jobs", "0"), ("--runs", "many")])
+@pytest.mark.parametrize("option", [("--runs", "0"), ("--on", "local:0"), ("--runs", "many")])
 def test_bad_options_are_refused(gossamer: Run, option: tuple[str, str]) -> None:
     result = gossamer("paper", "semi-local", *option)
     assert result.code == 2

@@ -13,7 +13,7 @@ from cli_kit import runs
 
 from gossamer.gossip import MqttTransport, topics
 from gossamer.gossip.security import Admission, Identity, SwarmSecurity, invite, public_text
-from gossamer.peer import Ended, ModelSummary, Summary, free_port
+from gossamer.peer import Ended, ModelSummary, PeerEvent, Summary, free_port
 from gossamer.peer.presence import Card, Status
 
 FIELDS = [("layer.weight (global)", [4, 3], "float32")]
@@ -35,14 +35,18 @@ class Swarm:
 
         self._run(all_of_them())
 
-    def peer(self, peer="anna", *, state="online", counts=True, ago=0.0, joined=500.0, **more):
+    def peer(
+        self, peer="anna", *, state="online", counts=True, ago=0.0, joined=500.0, group=None, **more
+    ):
         """Let the broker retain what a peer has published.
 
-        ago: seconds since its last summary; None if it has published none. more: of its summary.
+        ago: seconds since its last summary; None if it has published none. group: a second partial model.
+        more: of its summary.
         """
         now = time.time()
-        counted = {"global": 3} if counts else {}
-        card = Card("s1", now - joined, 5, {"global": FIELDS}, lease=60.0).encode()
+        models = ["global", *([group] if group else [])]
+        counted = dict.fromkeys(models, 3) if counts else {}
+        card = Card("s1", now - joined, 5, dict.fromkeys(models, FIELDS), lease=60.0).encode()
         messages = [
             (peer, "card", card),
             (
@@ -72,6 +76,20 @@ def garden(run, mosquitto):
     """A swarm of its own for every test, on the broker that they share."""
     name = f"garden-{secrets.token_hex(4)}"
     return Swarm(run, mosquitto, name)
+
+
+def test_it_says_who_is_in_which_group_and_what_was_decided(status, garden):
+    sentence = "all outputs became those of 2 groups of 2 and 1 peers after round 25"
+    event = PeerEvent(time.time(), "decided", f"decides: {sentence}")
+    for peer, group in (("anna", "group2-0"), ("ben", "group2-1"), ("carl", "group2-0")):
+        garden.peer(peer, group=group, events=(event,) if peer == "anna" else ())
+    garden.peer("dora", group="group2-1")
+    lines = status(garden.url, garden.name).out.splitlines()
+    who = {line.split()[0]: line.rstrip() for line in lines if line.strip().startswith("g")}
+    assert who["global"].endswith("all")
+    assert who["group2-0"].endswith("anna, carl")
+    assert who["group2-1"].endswith("ben, dora")
+    assert any(line.endswith(f"anna decides: {sentence}") for line in lines)
 
 
 def test_a_swarm_in_which_all_is_well_is_shown_and_gives_0(status, garden):
@@ -131,7 +149,7 @@ def causes(result):
             {"state": "left", "ended": Ended("failed", "cannot average with ben", time.time())},
             "peer anna could not take part: cannot average with ben",
         ),
-        ({"ago": None}, "no summary of 1 online peers (anna): upgrade them"),
+        ({"ago": None}, "no summary of 1 online peer (anna): upgrade them"),
     ],
 )  # fmt: skip
 def test_what_needs_a_person_gives_1_and_one_line_with_the_remedy(status, garden, told, text):

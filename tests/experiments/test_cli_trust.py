@@ -11,14 +11,9 @@ from typer.testing import CliRunner
 from gossamer.errors import GossamerError
 from gossamer.experiments.cli.app import app
 from gossamer.experiments.papers.security import (
-    CLEAN,
-    AttackRun,
     ObservationRun,
-    byzantine_table,
-    run_attacked,
     watch_neighbour,
 )
-from gossamer.experiments.study import Job
 from gossamer.gossip.security import Admission, Identity, Revocations, check, revocation_topic
 
 UNLABELLED = f"gossamer-ed25519:{'A' * 43}"
@@ -144,7 +139,7 @@ def test_a_list_is_published_and_retained(here, mosquitto, run):
             "the pattern * would admit to every model: leave the models out if that is meant",
         ),
         (["revoke", "--owner", "owner.key", "--swarm", "g"], "nothing to revoke"),
-        (["study", "nothing"], "there are auto, private, byzantine"),
+        (["study", "nothing"], "there are auto, private, hostile"),
     ],
 )
 def test_mistakes_are_one_clear_line(here, words, message):
@@ -183,29 +178,3 @@ def test_without_masks_the_study_would_notice():
         ObservationRun("", 2.0**-40, peers=12, degree=4, trials=1000, exchanges=5)
     )
     assert found["first"] == pytest.approx(1.0, abs=1e-9)
-
-
-def test_guards_withstand_an_attack_that_ruins_unguarded_peers(tmp_path):
-    sizes = {"peers": 8, "hostile": 1, "rounds": 6}
-    cells = [AttackRun(CLEAN, True, **sizes)]
-    cells += [AttackRun("sign flipped", guarded, **sizes) for guarded in (False, True)]
-    clean, unguarded, guarded = (run_attacked(cell, Job(tmp_path)) for cell in cells)
-    assert guarded["wronged"] == 0
-    assert guarded["accuracy"] >= clean["accuracy"] - 0.03
-    assert unguarded["accuracy"] < clean["accuracy"] - 0.1
-
-
-def test_attacks_are_compared_with_the_clean_run():
-    def record(attack, guarded, accuracy):
-        return {"attack": attack, "guarded": guarded, "accuracy": accuracy, "wronged": 1}
-
-    records = [record("clean", True, 0.86), record("sign flipped", False, 0.1)]
-    shown = byzantine_table([*records, record("sign flipped", True, 0.7)])["summary"]
-    assert shown.to_numpy().tolist() == [["sign flipped", "0.860", "0.100", "0.700", "NO", "1"]]
-    assert [*byzantine_table(records)["summary"]["guards"]] == [""]  # interrupted
-
-
-def test_study_is_shown_and_written(here):
-    output = gossamer("study", "byzantine", "--quick", "--jobs", "1", "--only", "NaN", "-o", "out")
-    assert "3 of 16 peers hostile" in output
-    assert "NaN" in (here / "out" / "summary.csv").read_text()

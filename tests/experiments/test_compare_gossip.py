@@ -54,7 +54,7 @@ def test_a_wire_that_changes_nothing_makes_the_same_pushes(method: Any) -> None:
         for index in range(4):
             context = RoundContext(np.random.default_rng(index))
             state = made.round(state, clients, context)
-            sent += context.across
+            sent += context.bytes_between_clients
         found.append((np.stack([values(client) for client in clients]), sent, state))
     (plain, plain_bytes, before), (wired, wired_bytes, after) = found
     assert np.abs(plain - wired).max() < 1e-9

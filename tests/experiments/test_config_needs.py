@@ -73,6 +73,9 @@ ROWS: list[Row] = [
     ("gossip.tolerance", 0.1, RING, RING | ROUNDS, None),
     ("gossip.tolerance", 0.1, ROUNDS, RING | ROUNDS, "live"),
     ("gossip.tolerance", 0.1, RING | ROUNDS | {"gossip.exchanges": 2}, RING | ROUNDS, None),
+    ("gossip.hostile", 1, NOTHING, {"gossip.mode": "steady"}, None),
+    ("gossip.hostile", 1, ROUNDS, ROUNDS | {"gossip.robust": "median"}, None),
+    ("gossip.exchanges", 3, NOTHING, {"gossip.mode": "steady"}, None),
     ("gossip.rule", "metropolis", NOTHING, RING, None),
     ("gossip.fraction", 0.3, ROUNDS, NOTHING, "live"),
     ("time.slowdown", 4.0, NOTHING, {"time.stragglers": 0.5}, "virtual"),
@@ -97,6 +100,7 @@ LIVE_ONLY: dict[str, Any] = {
     "gossip.checkpoint": False,
     "gossip.per_process": 2,
     "gossip.max_packet": 1024,
+    "gossip.banned": ["eve"],
     "trust": "swarm",
 }
 ELSEWHERE = {"time", "sweep", "name", "test_every", "gain", "gossip.fraction"}
@@ -277,6 +281,6 @@ def test_commands_tell_it_in_one_line_each(gossamer: Command, tmp_path: Path) ->
         *("tiny.toml: key 'data.alpha'", "tiny.toml: key 'gossip.exchanges'")
     ]
     (tmp_path / "sweep.toml").write_text(f"{TOML}[sweep]\ntraining.rate = [0.1, 0.2]\n", "utf-8")
-    result = gossamer("sweep", "sweep.toml", "-o", "swept", "--jobs", "1")
+    result = gossamer("sweep", "sweep.toml", "-o", "swept", "--on", "local:1")
     assert result.err.count("key 'data.alpha': has no effect here") == 1
     assert result.err.count("has no effect") == 2

@@ -14,7 +14,7 @@ from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm, make_learner
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.data import Dataset, Samples, load
-from gossamer.experiments.study.sweep import outcomes, stackable
+from gossamer.experiments.study.sweep import outcomes, stackable_batches
 
 torch.set_num_threads(1)
 
@@ -133,7 +133,7 @@ def test_runs_of_large_networks_do_not_share_an_arena() -> None:
     class Cell:
         config = parse_config(table())
 
-    assert [len(batch) for batch in stackable([Cell(), Cell()])] == [1, 1]
+    assert [len(batch) for batch in stackable_batches([Cell(), Cell()])] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_steps_are_those_written_by_hand(
 
 def test_adam_gets_its_decay() -> None:
     learner: Any = Swarm(parse_config(table(optimizer="adam", weight_decay=0.2))).member(0).learner
-    assert learner.optimizer.param_groups[0]["weight_decay"] == 0.2
+    assert learner.optimizer.rule.decay == 0.2
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from gossamer.experiments.cli.app import app
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
-from gossamer.experiments.live.layout import load_join, plan
+from gossamer.experiments.live.device import load_join
+from gossamer.experiments.live.layout import plan
 from gossamer.gossip.security import (
     Admission,
     GuardSettings,

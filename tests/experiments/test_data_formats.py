@@ -16,8 +16,7 @@ from scipy.io import savemat
 
 from gossamer.experiments.data import DataError, load, sources
 from gossamer.experiments.data.cifar import read_batch, read_grid
-from gossamer.experiments.data.digits import read_idx
-from gossamer.experiments.data.femnist import merged_labels
+from gossamer.experiments.data.handwriting import merged_labels, read_idx
 
 
 @pytest.fixture
@@ -273,7 +272,7 @@ def test_hapt(root: Path) -> None:
     assert binary.train.y.tolist() == [0, 1]
     assert binary.train.group is not None
     assert binary.train.group.tolist() == [30, 2]
-    assert binary.train.x[:, 0].tolist() == [100, 200]
+    assert binary.train.x[:, 0].tolist() == [-1, 1]  # standardised
     assert "in place of VSN" in binary.note
     raw = load("hapt-raw", root)
     assert raw.train.x.shape == (4, 128, 6)

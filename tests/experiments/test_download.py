@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from gossamer.experiments.data import DataError, load, sources
-from gossamer.experiments.data import digits as digit_sets
+from gossamer.experiments.data import handwriting as digit_sets
 from gossamer.experiments.data.sources import download
 
 CONTENT = bytes(range(256)) * 4096  # one megabyte: several chunks
@@ -146,7 +146,7 @@ def test_mnist_is_downloaded_into_the_cache_once(
             site.files[f"/{name}-ubyte.gz"] = packed
             known[f"mnist/{name}-ubyte.gz"] = hashlib.sha256(packed).hexdigest()
     monkeypatch.setattr(sources, "CHECKSUMS", known)
-    monkeypatch.setattr(digit_sets, "MIRRORS", (f"{site.url}/gone/", f"{site.url}/"))
+    monkeypatch.setattr(digit_sets, "MNIST_MIRRORS", (f"{site.url}/gone/", f"{site.url}/"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("GOSSAMER_DATA", raising=False)
     data = load("mnist")

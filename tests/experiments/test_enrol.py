@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ from cli_kit import Run, runs
 from waiting import wait_until
 
 from gossamer.experiments.live.enrolment import Enrolment
-from gossamer.gossip import MqttTransport, TlsFiles, TransportError
-from gossamer.peer import Broker, BrokerSettings, BrokerTls, read_rules
+from gossamer.gossip import MqttTransport, TlsFiles, TransportError, topics
+from gossamer.gossip.security import Admission, Identity, SwarmSecurity, read_public
+from gossamer.peer import Broker, BrokerSettings, BrokerTls, Summary, free_port, read_rules
+from gossamer.peer.presence import Card, Status
 
 gossamer = runs()
 BROKER = ("--swarm", "garden", "--broker", "mqtts://broker.lan:8883")
@@ -42,6 +46,46 @@ def test_one_file_has_all_that_a_device_needs(gossamer: Run, enrolled: Path) -> 
 def test_the_line_for_a_broker_on_another_machine_is_printed(gossamer: Run) -> None:
     result = gossamer("enrol", *BROKER, "ann")
     assert "scp -rp garden/broker broker.lan:garden/" in result.out
+
+
+NODES = "mqtts://a.lan:8883,mqtts://b.lan:8883,mqtts://c.lan:8883"
+
+
+def test_devices_are_enrolled_for_the_nodes_of_a_cluster(gossamer: Run) -> None:
+    cluster = ("--swarm", "garden", "--broker", NODES)
+    assert gossamer("enrol", *cluster, "ann").code == 0
+    result = gossamer("enrol", *cluster, "ben")
+    assert result.code == 0, result.err
+    assert "scp -rp garden/b.lan b.lan:" in result.out
+    ann, ben = (Enrolment.read(Path(f"garden/{name}.gossamer")) for name in ("ann", "ben"))
+    assert ann.broker == ben.broker == NODES
+    assert ann.ca == Path("garden/b.lan/ca.pem").read_text()
+    for node in ("a.lan", "b.lan", "c.lan"):
+        users = (Path("garden") / node / "nats.conf").read_text()
+        for device in (ann, ben):
+            assert device.password in users
+    joined = join(gossamer, "garden/ann.gossamer", "--entry", "my_device:make_learner")
+    assert joined.code == 0, joined.err
+    assert "c.lan:8883" in joined.out
+    started = gossamer("broker", "--enrolled", "garden")
+    assert started.code == 2
+    assert "nats-server -c nats.conf" in started.err
+
+
+@pytest.mark.parametrize(
+    ("broker", "text"),
+    [
+        ("mqtts://a.lan,mqtts://b.lan", "3 or 5 nodes, not 2"),
+        ("mqtt://a.lan,mqtt://b.lan,mqtt://c.lan", "write mqtts://"),
+        ("mqtts://a.lan,mqtts://b.lan:8884,mqtts://c.lan", "one port"),
+        ("mqtts://me@a.lan,mqtts://b.lan,mqtts://c.lan", "leave the user out"),
+    ],
+)
+def test_nodes_that_are_no_cluster_are_refused(gossamer: Run, broker: str, text: str) -> None:
+    result = gossamer("enrol", "--swarm", "garden", "--broker", broker, "ann")
+    assert result.code == 2
+    assert text in result.err
+    assert not Path("garden").exists()
 
 
 def mistakes(file: Path) -> dict[str, tuple[list[str], str]]:
@@ -150,3 +194,61 @@ def test_a_running_broker_learns_of_new_devices(
 
         wait_until(is_admitted, "the broker reads its users again")
         assert started.pid == pid
+
+
+@pytest.mark.parametrize("kind", ["nats", "mosquitto"])
+def test_the_owner_looks_at_a_swarm_with_trust_over_tls_with_a_password(
+    gossamer: Run, kind, run, mosquitto_required
+) -> None:
+    if kind == "mosquitto":
+        mosquitto_required()
+    files, port = Path("garden/broker"), free_port("localhost")
+    url = f"mqtts://localhost:{port}"
+    enrolled = gossamer("enrol", "--swarm", "garden", "--broker", url, "ann")
+    assert enrolled.code == 0
+    (line,) = [each for each in enrolled.out.splitlines() if "gossamer status" in each]
+    words = shlex.split(line.partition("gossamer ")[2])
+    device = Enrolment.read(Path("garden/ann.gossamer"))
+    Path("ann").mkdir()
+    papers, now = device.unpack(Path("ann")), time.time()
+    identity = Identity.load(papers["identity"])
+    security = SwarmSecurity(
+        identity, Admission.load(papers["invitation"], identity), read_public(device.owner),
+        swarm="garden", session="s1", models=["global"], since=now,
+    )  # fmt: skip
+    fields = [("layer.weight (global)", [4, 3], "float32")]
+    card = Card("s1", now, 5, {"global": fields}, lease=60.0).encode()
+    shown = Status("online", "s1", "training", counts={"global": 1}).encode()
+    summary = Summary(
+        session="s1", time=now, since=now, state="training", phase="training", round=3, rounds=None,
+        version="0", neighbours=(), neighbour_count=0,
+    ).encode()  # fmt: skip
+    assert summary is not None
+
+    async def publishes() -> None:
+        transport = MqttTransport(
+            url.replace("://", f"://{identity.name}@").replace("@", "%40", 1), "ann",
+            password=device.password, tls=TlsFiles(files / "ca.pem"),
+        )  # fmt: skip
+        async with transport:
+            for name, payload in (
+                ("card", security.card(card)),
+                ("status", security.status(shown)),
+                ("summary", security.summary(summary)),
+            ):
+                topic = str(topics.Topic("garden", identity.name, name))
+                await transport.publish(topic, payload, retain=True, qos=1)
+
+    tls = BrokerTls(files / "ca.pem", files / "server.pem", files / "server.key")
+    settings = BrokerSettings(host="localhost", port=port, tls=tls, rules=read_rules(files))
+    with Broker(settings, kind=kind):
+        run(publishes())
+        result = gossamer(*words)
+        assert result.code == 0, result.err + result.out
+        assert identity.name in result.out
+        assert "member" in result.out
+        Path("wrong").write_text("not it\n")
+        wrong = gossamer(*words, "--password-file", "wrong")
+        assert wrong.code == 2
+        (told,) = wrong.err.splitlines()
+        assert "observer" in told or "password" in told

@@ -15,10 +15,10 @@ from pydantic import BaseModel
 
 from gossamer.experiments.config.examples import examples
 from gossamer.experiments.config.reference import explain, reference
-from gossamer.experiments.config.tables import Config
+from gossamer.experiments.config.tables import Config, load_config
 from gossamer.experiments.federated import METHODS
-from gossamer.experiments.federated.comparison import Comparison
-from gossamer.experiments.live.layout import JoinConfig
+from gossamer.experiments.federated.comparison import Comparison, load_comparison
+from gossamer.experiments.live.device import JoinConfig
 
 ROOT = Path(__file__).parents[2]
 run = runs("explain")
@@ -119,6 +119,24 @@ def test_an_example_runs_from_any_folder(gossamer):
 
 def test_an_unknown_example_gets_the_nearest(gossamer):
     assert "did you mean 'karate'?" in gossamer("simulate", "example:karat").err
+
+
+@pytest.mark.parametrize("like", examples())
+def test_a_new_project_names_its_own_functions(gossamer, like):
+    result = gossamer("new", "mine", "--like", like)
+    assert result.code == 0, result.err
+    path = Path("mine.toml")
+    is_comparison = "run it: gossamer compare mine.toml" in result.out
+    config = load_comparison(path) if is_comparison else load_config(path)
+    assert (config.name, config.data.set) == ("mine", "mine:load_data")
+    has_network = "mine:make_net" in path.read_text()
+    assert ("def make_net" in Path("mine.py").read_text()) == has_network == (like == "cnn")
+    assert "exists already" in gossamer("new", "mine").err
+
+
+def test_a_project_that_cannot_be_a_module_is_refused(gossamer):
+    assert "cannot be the name of a Python module" in gossamer("new", "my-swarm").err
+    assert "did you mean 'karate'?" in gossamer("new", "mine", "--like", "karat").err
 
 
 def test_the_wheel_has_the_examples():

@@ -68,7 +68,7 @@ def test_fedavg_averages_clients_by_their_samples():
     clients = make_clients(epochs=2)
     w = values(clients[0])
     found = after(FedAvg(), clients).w
-    n = np.array([client.samples for client in clients])
+    n = np.array([client.sample_count for client in clients])
     expected = sum(k * steps(w, c, 2) for k, c in zip(n, clients, strict=True)) / n.sum()
     np.testing.assert_allclose(found, expected, **CLOSE)
 
@@ -77,7 +77,7 @@ def test_fedprox_pulls_every_step_towards_the_servers_network():
     clients, mu = make_clients(epochs=3), 0.7
     w = values(clients[0])
     found = after(FedProx(mu=mu), clients).w
-    n = np.array([client.samples for client in clients])
+    n = np.array([client.sample_count for client in clients])
     trained = [steps(w, c, 3, lambda y: mu * (y - w)) for c in clients]
     np.testing.assert_allclose(
         found, sum(k * t for k, t in zip(n, trained, strict=True)) / n.sum(), **CLOSE
@@ -152,7 +152,7 @@ def test_fedper_averages_the_base_and_keeps_the_head():
     method = FedPer()
     state = after(method, clients)
     trained = [steps(w, c, 1) for c in clients]
-    n = np.array([client.samples for client in clients])
+    n = np.array([client.sample_count for client in clients])
     head = CLASSES * HIDDEN + CLASSES
     average = sum(k * t for k, t in zip(n, trained, strict=True)) / n.sum()
     np.testing.assert_allclose(state.base, average[:-head], **CLOSE)
@@ -340,8 +340,9 @@ BASE = 8 * (SIZE - CLASSES * HIDDEN - CLASSES)
 def test_what_a_round_puts_on_the_wire(method, up, down, across):
     clients, one = make_clients(), round_context()
     method.round(method.start(clients), clients, one)
-    assert (one.up, one.down, one.across) == (up, down, across)
-    assert one.bytes == up + down + across
+    assert (one.bytes_to_server, one.bytes_to_clients) == (up, down)
+    assert one.bytes_between_clients == across
+    assert one.total_bytes == up + down + across
 
 
 @given(st.integers(1, 20), st.floats(0.01, 1.0), st.integers(0, 99))
@@ -394,7 +395,7 @@ def test_scaffold_refuses_an_optimizer_that_is_not_plain_descent():
 
 
 def test_fedper_needs_a_layer_to_share():
-    with pytest.raises(ModelError, match=r"2 personal layers .* has 2 .* at most 1"):
+    with pytest.raises(ModelError, match=r"personal is 2, .* only 2 layers .* at most 1"):
         base_coordinates(make_clients()[0].network, 2)
 
 
@@ -405,5 +406,5 @@ def test_nobody_gossips_alone(method):
 
 
 def test_a_client_trains_at_least_one_epoch():
-    with pytest.raises(ModelError, match="0 local epochs"):
+    with pytest.raises(ModelError, match="at least 1 epoch in a round, not 0"):
         Client(make_clients((5,))[0].learner, 0)

@@ -73,7 +73,7 @@ def test_what_does_not_go_together_is_refused():
 
 
 def test_the_toys_data_are_the_same_for_a_seed_and_lie_in_their_ranges():
-    one, two, other = fednp.draw(1), fednp.draw(1), fednp.draw(2)
+    one, two, other = fednp.draw_samples(1), fednp.draw_samples(1), fednp.draw_samples(2)
     assert [len(points.x) for points in one] == list(fednp.SIZES)
     for points, again, (low, high) in zip(one, two, fednp.RANGES, strict=True):
         assert points.x.tolist() == again.x.tolist()
@@ -86,7 +86,7 @@ def test_the_toy_study_leaves_a_table_and_a_picture(tmp_path, monkeypatch):
     small = fednp.OPTIONS.model_copy(update={"dimensions": 1, "hidden": 2})
     monkeypatch.setattr(fednp, "METHODS", {"FedAvg": None, "FedNP": small})
     study = PAPERS["fednp-toy"].study(runs=1)
-    records, files = run_study(study, Results(tmp_path, "paper fednp-toy"), jobs=1)
+    records, files = run_study(study, Results(tmp_path, "paper fednp-toy"), on="local:1")
     rows = study.table(records)["summary"]
     assert [*rows["method"]] == ["FedAvg", "FedNP", fednp.BOUND]
     assert [*rows["below FedAvg"]][::2] == ["", ""]
@@ -97,13 +97,13 @@ def test_the_toy_study_leaves_a_table_and_a_picture(tmp_path, monkeypatch):
 
 def test_the_multitask_study_leaves_a_table_and_a_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(multitask, "SAMPLES", (8, 24))
-    monkeypatch.setattr(multitask, "STRENGTHS", (0.1,))
+    monkeypatch.setattr(multitask, "REGULARISATIONS", (0.1,))
     people = multitask.Subjects(
         multitask.SYNTHETIC, multitask.synthetic(0, people=5, samples=60, features=6)
     )
     monkeypatch.setattr(multitask, "subjects", lambda: people)
     study = PAPERS["multitask"].study(runs=1)
-    records, files = run_study(study, Results(tmp_path, "paper multitask"), jobs=1)
+    records, files = run_study(study, Results(tmp_path, "paper multitask"), on="local:1")
     rows = study.table(records)["summary"]
     assert [*rows["F fell at every step"]] == ["yes"] * 6
     assert [*rows["method"]] == [name for name in multitask.METHODS for _ in range(2)]
@@ -114,7 +114,7 @@ def test_splits_keep_train_and_test_apart_and_both_classes_in_training():
     people = multitask.Subjects(
         multitask.SYNTHETIC, multitask.synthetic(0, people=3, samples=40, features=4)
     )
-    learned, tested = multitask.split(people, 10, seed=0)
+    learned, tested = multitask.split_samples(people, 10, seed=0)
     for train, test in zip(learned, tested, strict=True):
         assert set(train.y) == {-1.0, 1.0}
         assert (len(train.y), len(test.y)) == (10, 30)

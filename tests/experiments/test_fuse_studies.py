@@ -168,7 +168,7 @@ def test_a_study_leaves_tables_and_a_figure_for_every_panel(
         x_label="peers", caption="quick", options=FigureOptions(measures=("accuracy",)),
         printed={("left", 2, "PFNM"): 50.0},
     )  # fmt: skip
-    _, files = run_study(study, Results(tmp_path, "paper tiny"), jobs=1)
+    _, files = run_study(study, Results(tmp_path, "paper tiny"), on="local:1")
     names = {file.name for file in files}
     assert {"summary.csv", "differences.csv", "figure-left-accuracy.png"} <= names
     assert all(file.exists() for file in files)

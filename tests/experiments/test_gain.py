@@ -107,7 +107,7 @@ def test_twins_over_a_wire_leave_the_bytes_and_values_of_peers_alone() -> None:
         )
         list(arena.run(3))
         assert arena.wire_simulation is not None
-        counted = [(model, size) for model, size, _ in arena.wire_simulation.counted()]
+        counted = [(model, size) for model, size, _ in arena.wire_simulation.traffic_by_model()]
         sent.append((counted, [learner.network.flat.tolist() for learner in learners]))
     assert sent[0] == sent[1]
 
@@ -264,6 +264,7 @@ def test_lone_twins_and_differential_privacy_exclude_each_other(tmp_path: Path) 
         plan(private, tmp_path / "out", BrokerAddress("mqtt://127.0.0.1:1"))
 
 
+@pytest.mark.live
 def test_a_live_swarm_says_what_its_peers_gain(
     tmp_path: Path, empty_broker: Broker, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,8 @@ import pytest
 from cli_kit import runner, setting
 
 from gossamer.experiments.config.tables import ConfigError, parse_config
-from gossamer.experiments.live.layout import load_join, plan, read_join
+from gossamer.experiments.live.device import load_join, read_join
+from gossamer.experiments.live.layout import plan
 from gossamer.gossip import LONGEST_KEEPALIVE, MqttOptions
 from gossamer.peer import BrokerAddress, Settings, mqtt_transport
 

@@ -17,7 +17,7 @@ from gossamer.experiments.arena.simulation import Simulation, simulate
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.live.layout import plan
-from gossamer.experiments.study.sweep import outcome, stackable
+from gossamer.experiments.study.sweep import outcome, stackable_batches
 from gossamer.gossip import Gossiper, Mass, total
 from gossamer.models import Learner, Metrics, ModelError, SlicedNetwork
 from gossamer.peer import BrokerAddress, Engine, Online
@@ -295,4 +295,4 @@ def test_compressed_runs_of_a_sweep_are_not_stacked() -> None:
             self.config = config(gossip={"mode": "rounds", **gossip})
 
     cells = [Cell(), Cell(), Cell(compress="int8"), Cell(compress="int8")]
-    assert [len(batch) for batch in stackable(cells)] == [2, 1, 1]
+    assert [len(batch) for batch in stackable_batches(cells)] == [2, 1, 1]

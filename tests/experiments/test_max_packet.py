@@ -9,7 +9,8 @@ import pytest
 from cli_kit import runner, setting
 
 from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
-from gossamer.experiments.live.layout import plan, read_join
+from gossamer.experiments.live.device import read_join
+from gossamer.experiments.live.layout import plan
 from gossamer.gossip import LARGEST_PACKET, MqttOptions, MqttTransport
 from gossamer.peer import BrokerAddress, ProcessSpec, mqtt_transport
 

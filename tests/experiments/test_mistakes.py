@@ -243,3 +243,27 @@ def test_a_config_without_keys_says_so(gossamer: Run, tmp_path: Path) -> None:
     )
     assert f"empty.toml: {said}" in gossamer("simulate", "empty.toml", "--show-settings").err
     assert said not in gossamer("simulate", "tiny.toml", "--show-settings").err
+
+
+# --- clusters ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["broker", "--cluster", "2"], "a cluster of 2 nodes: use 3 or 5"),
+        (["broker", "--cluster", "3", "--kind", "mosquitto"], "--cluster runs nats-servers"),
+        (["broker", "--cluster", "3", "--tls", "certificates"], "use gossamer broker config"),
+        (
+            ["broker", "config", "--nodes", "a,b", "--swarm", "s", "--peer", "anna@x"],
+            "--nodes a,b: give 3 or 5 different hosts",
+        ),
+        (
+            ["swarm", "tiny.toml", "--broker", "mqtt://a,mqtts://b"],
+            "mqtts://b:8883 uses TLS and mqtt://a:1883 does not",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_cluster_that_cannot_be_is_refused(gossamer: Run, command: list[str], words: str) -> None:
+    refused(gossamer(*command), words)

@@ -185,7 +185,7 @@ def test_differences_are_paired_by_seed():
 def test_report_of_whatever_is_finished(tmp_path):
     found = [record("CNN", "local", seed, 0.5) for seed in range(2)]
     found += [record("CNN", papers.PARTIAL.name, seed, 0.6 + 0.02 * seed) for seed in range(2)]
-    found += [record("LSTM", papers.PARTIAL.name + papers.PER_PEER, 0, 0.7)]
+    found += [record("LSTM", papers.PARTIAL.name + papers.PER_PEER_SUFFIX, 0, 0.7)]
     rows = table(found)["summary"]
     assert [*rows["network"]] == ["CNN", "CNN", "LSTM"]
     assert "+0.110 ± 0.010" in [*rows["− local"]]  # partial 0.8 less local
@@ -195,8 +195,10 @@ def test_report_of_whatever_is_finished(tmp_path):
 
 def test_the_study_goes_on_where_it_was(tmp_path):
     study = networks_study(TITLE, {"CNN": TINY}, range(1))
-    run_study(study.only(["local"]), Results(tmp_path, "paper tiny"), jobs=1)
-    run_study(study.only(["local", "full averaging"]), Results(tmp_path, "paper tiny"), jobs=1)
+    run_study(study.only(["local"]), Results(tmp_path, "paper tiny"), on="local:1")
+    run_study(
+        study.only(["local", "full averaging"]), Results(tmp_path, "paper tiny"), on="local:1"
+    )
     lines = (tmp_path / "002" / "runs.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line)["scheme"] for line in lines] == ["local", "full averaging"]
     assert (tmp_path / "002" / "figure.png").exists()

@@ -83,7 +83,7 @@ def test_a_comparison_deals_it_out(source: str) -> None:
         source,
     )
     one, two = (clients_of(found, METHODS["fedavg"](), seed, source) for seed in (0, 1))
-    assert sum(client.samples for client in one) == 600
+    assert sum(client.sample_count for client in one) == 600
     assert not torch.equal(one[0].learner.held_out[0], two[0].learner.held_out[0])
     wrong = found.model_copy(
         update={"data": found.data.model_copy(update={"set": "wrong_data:pair"})}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +24,8 @@ from gossamer.experiments.page import (
     read_folders,
     serve_page,
 )
-from gossamer.experiments.page.server import build_page
+from gossamer.experiments.page.figures import Panels
+from gossamer.experiments.page.server import build_page, host_in_url
 from gossamer.peer import ObservedPeer, Summary, SwarmState, TimelineEvent
 
 
@@ -119,6 +122,12 @@ def test_other_addresses_need_a_token() -> None:
     assert not is_loopback("garden.lan")
 
 
+def test_a_page_on_all_addresses_is_opened_by_the_name_of_the_machine() -> None:
+    assert host_in_url("0.0.0.0") == host_in_url("::") == socket.gethostname()
+    assert host_in_url("::1") == "[::1]"
+    assert host_in_url("garden.lan") == "garden.lan"
+
+
 def test_playback_goes_on_and_stops_at_the_end(tmp_path: Path) -> None:
     (run,) = read_folders([write_live(tmp_path / "run")])
     now = [0.0]
@@ -198,6 +207,42 @@ def test_live_swarm_becomes_a_history() -> None:
     assert len(history.events) == 2
     observer.connected, observer.connection_problem = False, "connection refused"
     assert "connection refused" in source.poll()
+
+
+def test_links_are_as_thick_as_what_was_sent_over_them() -> None:
+    observer = StandIn()
+    source = LiveSource(observer, "broker.lan:1883", lambda: 1000.0)  # type: ignore[arg-type]
+    counted = {"hub": (9000, 100), "a": (1000,), "b": (50,)}
+    neighbours = {"hub": ("a", "b"), "a": ("hub",), "b": ("hub",)}
+    for name, others in neighbours.items():
+        told = replace(summary(1000.0, 0.5, 3, *others), neighbour_bytes=counted[name])
+        observer.swarm.peers[name] = ObservedPeer(name, "online", summary=told)
+    source.poll()
+    panels = Panels(source.history)
+    links = panels.map.links.data
+    widths = {
+        a + b: width for a, b, width in zip(links["a"], links["b"], links["width"], strict=True)
+    }
+    assert widths["ahub"] > 2 * widths["bhub"]
+    assert "estimated" not in panels.roots["graph"].title.text
+    plain = ObservedPeer("a", "online", summary=summary(1001.0, 0.5, 4, "hub"))
+    observer.swarm.peers["a"] = plain  # of an older version
+    source.history.peers["a"].bytes_to = {}
+    panels.update(source.history)
+    assert "estimated" in panels.roots["graph"].title.text
+
+
+def test_matching_is_seen_in_the_timeline() -> None:
+    observer = StandIn()
+    source = LiveSource(observer, "broker.lan:1883", lambda: 1000.0)  # type: ignore[arg-type]
+    observer.swarm.peers["anna"] = ObservedPeer("anna", "online", summary=summary(1000.0, 0.5, 3))
+    for kind in ("aligned", "fused"):
+        text = f"{kind} with ben, and counts in global"
+        observer.swarm.timeline.append(TimelineEvent(1000.0, kind, "anna", text))
+    source.poll()
+    events = Panels(source.history).events.data
+    assert set(events["row"]) == {"took part"}
+    assert set(events["kind"]) == {"aligned", "fused"}
 
 
 def test_peer_that_cannot_be_checked_is_marked() -> None:

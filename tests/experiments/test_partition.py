@@ -144,7 +144,7 @@ def test_by_group_shuffles_before_it_truncates() -> None:
     assert not np.array_equal(first, np.sort(first))
     assert first.max() >= 10  # not simply the first ten
     assert second.min() >= 100
-    with pytest.raises(DataError, match="2 groups of 90 samples were asked, 1 groups have"):
+    with pytest.raises(DataError, match="2 groups of 90 samples, but 1 groups have"):
         partition.by_group(ids, 2, 90)
     with pytest.raises(DataError, match="no natural groups"):
         partition.by_group(load("digits").train.group, 2)

@@ -11,6 +11,7 @@ import pytest
 from page_kit import write_live, write_run
 
 from gossamer.experiments import ConfigError
+from gossamer.experiments.cli import console
 from gossamer.experiments.cli.app import main
 from gossamer.experiments.cli.page import require_bokeh
 from gossamer.experiments.page import History, Observation, read_folders, write_report
@@ -87,7 +88,7 @@ def test_study_folders(tmp_path: Path) -> None:
     ]
     (folder / "runs.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
     html, problems = report(tmp_path, folder)
-    assert "accuracy of every run" in html
+    assert "a dot for every seed" in html
     assert "0.55" in html
     assert [("older version" in problem) for problem in problems] == [True]
 
@@ -97,11 +98,15 @@ def test_methods_of_a_comparison_become_curves(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "run.json").write_text('{"command": "compare", "key": "k", "finished": true}')
     curve = [{"round": r, "bytes": 100 * r, "seconds": r, "accuracy": [0.1, 0.3]} for r in (0, 1)]
-    record = {"method": "fedavg", "seed": 0, "bound": False, "curve": curve}
-    (folder / "runs.jsonl").write_text(json.dumps(record) + "\n")
+    records = [
+        {"method": "local", "seed": 0, "bound": True, "curve": [p | {"bytes": 0} for p in curve]},
+        {"method": "fedavg", "seed": 0, "bound": False, "curve": curve},
+    ]
+    (folder / "runs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     html, _ = report(tmp_path, folder)
     assert "mean accuracy by round" in html
-    assert "fedavg" in html
+    lines = re.findall(r'\["method",(\[[^]]*\])', html)
+    assert lines == ['["fedavg","local"]', '["fedavg"]']  # by rounds; by bytes, without the bound
 
 
 def test_unfinished_run_is_drawn_and_named(tmp_path: Path) -> None:
@@ -189,3 +194,67 @@ def test_groups_are_tasks_or_semi_local_models() -> None:
     assert set(group_peers(own_tasks, {name: ["global"] for name in names}).values()) == {
         "all peers"
     }
+
+
+def test_paper_shows_its_own_figure(tmp_path: Path) -> None:
+    folder = tmp_path / "paper"
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"command": "paper figure-1", "finished": True}))
+    run = {"settings": {"x": 3}, "line": "shared", "accuracy": 0.5}
+    (folder / "runs.jsonl").write_text(json.dumps(run) + "\n")
+    (folder / "figure.png").write_bytes(b"a picture")
+    html, _ = report(tmp_path, folder)
+    assert 'alt="figure" src="data:image/png;base64,' in html
+    assert "a dot for every seed" not in html
+
+
+def test_only_a_long_run_leaves_a_report_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run")
+    console.leave_report(folder, took=console.REPORT_AFTER - 1)
+    assert f"gossamer report {folder}" in capsys.readouterr().out.replace("\n", "")
+    assert not (folder / "report.html").exists()
+    console.leave_report(folder, took=console.REPORT_AFTER)
+    assert f"wrote {folder / 'report.html'}" in capsys.readouterr().out.replace("\n", "")
+    assert (folder / "report.html").exists()
+    console.leave_report(tmp_path, took=console.REPORT_AFTER)  # what cannot be read ends nothing
+    assert "no page of these results" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_folders_of_several_hosts_are_one_run(tmp_path: Path) -> None:
+    first = write_live(tmp_path / "first", here=range(2))
+    second = write_live(tmp_path / "second", here=range(2, 4), start=1002.0)
+    (run,) = read_folders([second, first])
+    history = run.history()
+    assert {name: peer.round for name, peer in history.peers.items()} == {
+        "0": 6, "1": 4, "2": 4, "3": 6,
+    }  # fmt: skip
+    assert {peer.curve.x[0] for peer in history.peers.values()} == {0.0, 2.0}
+    assert {event.peer for event in run.events if event.kind in ("dead", "left")} == {"1", "2"}
+    assert run.problems == []
+    assert run.repeat == (
+        "gossamer swarm live.toml --peers 2-3 and gossamer swarm live.toml --peers 0-1"
+    )
+
+
+def test_parts_of_other_runs_are_not_joined(tmp_path: Path) -> None:
+    first = write_live(tmp_path / "first", here=range(2))
+    again = write_live(tmp_path / "again", here=range(2))
+    later = write_live(tmp_path / "later", here=range(2, 4), start=9000.0)
+    runs = read_folders([first, again, later])
+    assert [run.path.name for run in runs] == ["first", "again", "later"]
+    assert runs[0].problems == [
+        f"{first}: peers 2, 3 ran on other hosts; name the folders of those too"
+    ]
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.json", "peers.json"])
+def test_damaged_file_of_a_folder_is_named(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / name).write_text((folder / name).read_text()[:-3])
+    _, problems = report(tmp_path, folder)
+    assert (
+        f"{folder}: {name} is damaged, perhaps half written; what it says is left out" in problems
+    )
+    assert not any("older version" in line for line in problems)

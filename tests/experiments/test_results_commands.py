@@ -190,20 +190,22 @@ def test_a_sweep_goes_on_in_its_folder_until_it_is_finished(
 
     with monkeypatch.context() as patch:
         patch.setattr(console, "progress", stop)
-        assert gossamer("sweep", "tiny.toml", "--jobs", "1").code == 130
+        assert gossamer("sweep", "tiny.toml", "--on", "local:1").code == 130
     assert [each.name for each in place.glob("0*")] == ["001"]
-    assert gossamer("sweep", "tiny.toml", "--jobs", "1").code == 0
+    assert gossamer("sweep", "tiny.toml", "--on", "local:1").code == 0
     assert [each.name for each in place.glob("0*")] == ["001"]
     assert len(ran) == 2
     (tmp_path / "tiny.toml").write_text(TINY.format(rounds=1) + "[sweep]\nrounds = [1, 2, 3]\n")
     result = gossamer(
-        "sweep", "tiny.toml", "--jobs", "1"
+        "sweep", "tiny.toml", "--on", "local:1"
     )  # another sweep, which has two runs in common
     assert "2 of 3 runs are copied from results/sweep/tiny/001" in result.err
     assert len(ran) == 3
     assert len(list(read_records(place / "002" / "runs.jsonl"))) == 3
     assert len(list(read_records(place / "001" / "runs.jsonl"))) == 2
-    assert gossamer("sweep", "tiny.toml", "--jobs", "1", "--force").code == 0  # all of them again
+    assert (
+        gossamer("sweep", "tiny.toml", "--on", "local:1", "--force").code == 0
+    )  # all of them again
     assert len(ran) == 6
     assert [each.name for each in sorted(place.glob("0*"))] == ["001", "002"]
 
@@ -212,14 +214,14 @@ def test_a_torn_line_of_a_killed_sweep_is_run_again(
     gossamer: Gossamer, tmp_path: Path, ran: list[object]
 ) -> None:
     (tmp_path / "tiny.toml").write_text(TINY.format(rounds=1) + "\n[sweep]\nrounds = [1, 2]\n")
-    assert gossamer("sweep", "tiny.toml", "--jobs", "1").code == 0
+    assert gossamer("sweep", "tiny.toml", "--on", "local:1").code == 0
     run = tmp_path / "results" / "sweep" / "tiny" / "001"
     lines = (run / "runs.jsonl").read_text().splitlines()
     (run / "runs.jsonl").write_text(lines[0] + "\n" + lines[1][:20])
     info = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(info | {"finished": False}))
     ran.clear()
-    assert gossamer("sweep", "tiny.toml", "--jobs", "1").code == 0
+    assert gossamer("sweep", "tiny.toml", "--on", "local:1").code == 0
     assert len(ran) == 1
     assert [record["accuracy"] for record in read_records(run / "runs.jsonl")] == [
         json.loads(line)["accuracy"] for line in lines

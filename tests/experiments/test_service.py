@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gossamer.experiments.cli.app import app
-from gossamer.peer.service import report_alive, unit_text
+from gossamer.peer.exits import report_alive, unit_text
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from pydantic import BaseModel, ValidationError
 from gossamer import gossip, peer
 from gossamer.experiments import config, federated
 from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
-from gossamer.experiments.live.layout import load_join, plan
+from gossamer.experiments.live.device import load_join
+from gossamer.experiments.live.layout import plan
 from gossamer.experiments.study.sweep import expand
 from gossamer.gossip import LinkSettings, MqttOptions
 from gossamer.gossip.security import public_text
@@ -51,6 +52,9 @@ CASES: dict[str, dict[str, Any]] = {
     "sharing": {"sharing": "auto", "models": []},
     "prior": {"training": {"prior": "auto"}},
     "mode": {"gossip": {"mode": "rounds"}},
+    "banned": {"gossip": {"banned": ["eve"]}},
+    "robust": {"gossip": {"mode": "rounds", "robust": "trimmed"}},
+    "hostile": {"gossip": {"mode": "steady", "hostile": 1}, "peers": 6},
     "fraction": {"gossip": {"fraction": 0.25}},
     "dtype": {"gossip": {"dtype": "float64"}},
     "compress": {"gossip": {"compress": "int8"}},
@@ -68,6 +72,7 @@ CASES: dict[str, dict[str, Any]] = {
     "tick": {"gossip": {"tick": 0.5}},
     "exchanges": {"topology": "ring", "peers": 5, "gossip": {"mode": "rounds"}},
     "neighbours": {"topology": "ring", "peers": 5},
+    "hops": {"topology": "ring", "peers": 5},
     "sources": {"topology": "exponential", "peers": 6, "gossip": {"mode": "rounds"}},
     "turns": {"topology": "one-peer-exponential", "peers": 4},
     "servers": {"gossip": {"mode": "server"}},
@@ -130,7 +135,7 @@ EVERYWHERE = {"name", "kind", "peers", "layout", "start", "alpha", "batch", "los
 
 def settings_classes() -> Iterator[type]:
     """All tables of settings, and the plans of processes: of peers, configs, devices' files, comparisons."""
-    found = ["gossamer.experiments.live.layout"]
+    found = ["gossamer.experiments.live.device"]
     for package in (config, federated, fednp, gossip, peer):
         within = f"{package.__name__}."
         found += [one.name for one in pkgutil.walk_packages(package.__path__, within)]

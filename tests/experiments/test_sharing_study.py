@@ -15,11 +15,11 @@ from gossamer.experiments.papers.sharing import (
     AUTO,
     BENCHMARKS,
     BY_HAND,
-    FIXED,
+    FIXED_SCHEMES,
     PEERS,
     Cell,
     draw,
-    fixed,
+    fixed_assignment,
     make_learners,
     run_cell,
     table,
@@ -55,8 +55,8 @@ def test_fixed_schemes_share_what_their_names_say() -> None:
     networks = [learner.network for learner in make_learners(swarm, benchmark.network, 0)]
     size = networks[0].slicing.anatomy.size
     values = {
-        scheme: fixed(scheme, benchmark, networks, swarm.groups).distinct_values
-        for scheme in (*FIXED, BY_HAND)
+        scheme: fixed_assignment(scheme, benchmark, networks, swarm.groups).distinct_values
+        for scheme in (*FIXED_SCHEMES, BY_HAND)
     }
     assert values["all shared"] == size
     assert values["local"] == PEERS * size
@@ -72,7 +72,7 @@ def test_the_deep_network_learns_from_images_half_of_which_are_inverted() -> Non
     for (images, _), (values, _) in zip(deep.train, flat.train, strict=True):
         assert torch.equal(images.flatten(1), values)
     networks = [learner.network for learner in make_learners(deep, benchmark.network, 0)]
-    by_hand = fixed(BY_HAND, benchmark, networks, deep.groups)
+    by_hand = fixed_assignment(BY_HAND, benchmark, networks, deep.groups)
     assert len(by_hand.anatomy.parts) >= 8
     norms = [one for one in networks[0].module.modules() if isinstance(one, nn.BatchNorm2d)]
     in_norms = 4 * sum(norm.num_features for norm in norms)

@@ -181,7 +181,7 @@ def test_a_config_by_its_file(slices: Run, tmp_path: Path) -> None:
         (["64=8=10", "--give", "global"], "--give 'global': write NAME=VALUE"),
         (["64=8=10", "--give", "global=most"], "'most' is not a share"),
         (["64=8=10", "--give", "a=0.6", "--give", "b=0.6"], "add up to 1.2 with model 'b'"),
-        (["64=1=10", "--give", "a=0.5", "--give", "b=0.5"], "leaves it empty in part '0'"),
+        (["64=1=10", "--give", "a=0.5", "--give", "b=0.5"], "part '0' has 1 cells, too few for the 2 models"),
         (["64=8=10", "--give", "a=1.5"], "a share is between 0 and 1, not 1.5"),
         (["resnet", "--buffers", "throw"], "buffers 'throw' is unknown"),
         (["64=8=10", "--input", "64"], "cannot be used with a network layout"),

@@ -16,15 +16,19 @@ import pytest
 from gossamer.experiments.errors import ConfigError, Stopped
 from gossamer.experiments.results import Record, Results, find_run, read_records
 from gossamer.experiments.study import (
+    Failure,
     Frame,
     Job,
     Runs,
     Study,
     StudyCell,
+    Workers,
     as_text,
     frame_of,
     run_study,
 )
+
+HERE = Workers(count=1)
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,11 @@ def figure(folder: Path, records: Sequence[Record]) -> list[Path]:
     return [folder / "figure.txt"]
 
 
+def key_of(result: Record | Failure) -> str:
+    assert not isinstance(result, Failure)
+    return result["key"]
+
+
 STUDY = Study("tiny", CELLS, square, table, figure, json_files={"study.json": {"name": "tiny"}})
 
 
@@ -76,7 +85,7 @@ def counting(ran: list[str], stop_at: str = "") -> Callable[[list[Cell], Job], l
 
 
 def test_tables_figures_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    records, files = run_study(STUDY, results(tmp_path), jobs=1)
+    records, files = run_study(STUDY, results(tmp_path), on="local:1")
     assert [record["square"] for record in records] == [1, 4, 9] * 2
     assert [file.name for file in files] == ["summary.csv", "figure.txt"]
     with (tmp_path / "latest" / "summary.csv").open(newline="") as file:
@@ -93,13 +102,13 @@ def test_finished_runs_are_copied_and_not_run_again(
 ) -> None:
     ran: list[str] = []
     study = replace(STUDY, run=counting(ran))
-    first, _ = run_study(replace(study, cells=CELLS[:4]), results(tmp_path), jobs=1)
-    again, _ = run_study(study, results(tmp_path), jobs=1)
+    first, _ = run_study(replace(study, cells=CELLS[:4]), results(tmp_path), on="local:1")
+    again, _ = run_study(study, results(tmp_path), on="local:1")
     assert ran == [cell.key for cell in CELLS]
     assert again[:4] == first
     assert f"4 of 6 runs are copied from {tmp_path / '001'}" in capsys.readouterr().err
     assert sorted(keys(tmp_path)) == sorted(cell.key for cell in CELLS)
-    run_study(study, Results(tmp_path, "paper tiny", force=True), jobs=1)
+    run_study(study, Results(tmp_path, "paper tiny", force=True), on="local:1")
     assert len(ran) == 12
 
 
@@ -107,7 +116,7 @@ def test_live_runs_take_turns_here_and_are_never_copied(tmp_path: Path) -> None:
     ran: list[str] = []
     study = replace(STUDY, run=counting(ran), live=True)
     for _ in range(2):
-        run_study(study, results(tmp_path), jobs=4)
+        run_study(study, results(tmp_path), on="local:4")
     assert ran == [cell.key for cell in CELLS] * 2
 
 
@@ -116,11 +125,11 @@ def test_interrupted_it_says_what_is_kept_and_goes_on_from_there(tmp_path: Path)
     with pytest.raises(
         Stopped, match=r"3 of 6 runs are saved in .*001; the same command runs the rest"
     ):
-        run_study(replace(STUDY, run=counting(ran, "fast-1")), results(tmp_path), jobs=1)
+        run_study(replace(STUDY, run=counting(ran, "fast-1")), results(tmp_path), on="local:1")
     assert (tmp_path / "latest" / "figure.txt").read_text() == "3 runs"
     assert keys(tmp_path) == ["slow-1", "slow-2", "slow-3"]
     ran.clear()
-    run_study(replace(STUDY, run=counting(ran)), results(tmp_path), jobs=1)
+    run_study(replace(STUDY, run=counting(ran)), results(tmp_path), on="local:1")
     assert ran == ["fast-1", "fast-2", "fast-3"]
     assert [each.name for each in tmp_path.glob("0*")] == ["001"]
 
@@ -128,14 +137,50 @@ def test_interrupted_it_says_what_is_kept_and_goes_on_from_there(tmp_path: Path)
 def test_a_batch_that_was_half_written_is_finished(tmp_path: Path) -> None:
     study = replace(STUDY, batches=lambda cells: [list(cells)])
     path = tmp_path / "runs.jsonl"
-    finishing = Runs(CELLS, path).finish(study, Job(tmp_path), 1)
-    assert [next(finishing)["key"] for _ in range(2)] == ["slow-1", "slow-2"]
+    finishing = Runs(CELLS, path).finish(study, Job(tmp_path), HERE)
+    assert [key_of(next(finishing)) for _ in range(2)] == ["slow-1", "slow-2"]
     del finishing  # killed
     with path.open("a", encoding="utf-8") as cut_off:
         cut_off.write('{"key": "cut o')
-    left = [record["key"] for record in Runs(CELLS, path).finish(study, Job(tmp_path), 1)]
+    left = [key_of(result) for result in Runs(CELLS, path).finish(study, Job(tmp_path), HERE)]
     assert left == [cell.key for cell in CELLS[2:]]
     assert [r["key"] for r in read_records(path)] == [cell.key for cell in CELLS]
+
+
+def failing(cells: list[Cell], job: Job) -> list[Record]:
+    if cells[0].key in ("slow-2", "fast-3"):
+        raise ValueError(f"{cells[0].key} cannot be squared")
+    return square(cells, job)
+
+
+@pytest.mark.parametrize("on", ["local:1", "local:2"])
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, on: str) -> None:
+    study = replace(STUDY, run=failing)
+    with pytest.raises(
+        ConfigError, match=r"2 of 6 runs failed, the first with: .* cannot be squared"
+    ):
+        run_study(study, results(tmp_path), on=on)
+    assert sorted(keys(tmp_path)) == ["fast-1", "fast-2", "slow-1", "slow-3"]
+    assert "in failing" in (tmp_path / "latest" / "failed.txt").read_text()
+    assert (tmp_path / "latest" / "figure.txt").read_text() == "4 runs"
+    ran: list[str] = []
+    run_study(replace(STUDY, run=counting(ran)), results(tmp_path), on="local:1")
+    assert ran == ["slow-2", "fast-3"]
+
+
+def test_if_all_fail_their_error_is_raised_as_it_is(tmp_path: Path) -> None:
+    study = replace(STUDY, cells=[CELLS[1], CELLS[5]], run=failing)
+    with pytest.raises(ValueError, match=r"^slow-2 cannot be squared$"):
+        run_study(study, results(tmp_path), on="local:1")
+
+
+@pytest.mark.parametrize(
+    "on", ["4", "local:0", "local:-1", "local:many", "dask", "dask:", "slurm:x", ""]
+)
+def test_places_that_do_not_exist(tmp_path: Path, on: str) -> None:
+    with pytest.raises(ConfigError, match=f"--on {on}: not a place to run on; write local:4"):
+        run_study(STUDY, results(tmp_path), on=on)
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_some_lines(tmp_path: Path) -> None:
@@ -163,15 +208,17 @@ import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from dataclasses import replace
 from pathlib import Path
-from test_study import STUDY, in_worker, interrupt, kill_parent, kill_worker, results
+from test_study import STUDY, interrupt, kill_once, kill_parent, kill_worker, results
 from gossamer.experiments.study import run_study
 
 if __name__ == "__main__":
     print("parent", os.getpid(), flush=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-    run = dict(plain=in_worker, interrupt=interrupt, parent=kill_parent, worker=kill_worker)[sys.argv[1]]
+    run = dict(
+        interrupt=interrupt, parent=kill_parent, worker=kill_worker, once=kill_once
+    )[sys.argv[1]]
     try:
-        run_study(replace(STUDY, run=run), results(Path("out")), jobs=2)
+        run_study(replace(STUDY, run=run), results(Path("out")), on="local:2")
     except Exception as error:
         print("raised", type(error).__name__, error)
 """
@@ -197,6 +244,15 @@ def kill_worker(cells: list[Cell], job: Job) -> list[Record]:
     return in_worker(cells, job)
 
 
+def kill_once(cells: list[Cell], job: Job) -> list[Record]:
+    """Kill the worker the first time that it computes the third run."""
+    mark = job.folder / "killed"
+    if cells[0].key == "slow-3" and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return in_worker(cells, job)
+
+
 def kill_parent(cells: list[Cell], job: Job) -> list[Record]:
     """Kill the parent in the third run; this worker then ends, or the test would wait for its output."""
     if cells[0].key == "slow-3":
@@ -213,10 +269,14 @@ def run_workers(folder: Path, how: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_workers_get_the_same_numbers(tmp_path: Path) -> None:
-    ran = run_workers(tmp_path, "plain")
+def test_workers_get_the_same_numbers_and_compute_again_what_a_killed_one_did(
+    tmp_path: Path,
+) -> None:
+    ran = run_workers(tmp_path, "once")
     assert ran.returncode == 0, ran.stderr
+    assert "raised" not in ran.stdout
     found = list(read_records(find_run(tmp_path / "out") / "runs.jsonl"))
+    assert sorted(r["key"] for r in found) == sorted(cell.key for cell in CELLS)
     assert {(r["key"], r["square"]) for r in found} == {(c.key, c.x**2) for c in CELLS}
     parent = int(ran.stdout.split()[1])
     assert parent not in {r["process"] for r in found}  # one quick worker may have run all
@@ -227,7 +287,10 @@ def test_workers_get_the_same_numbers(tmp_path: Path) -> None:
     ("how", "message"),
     [
         ("interrupt", "raised Stopped interrupted; "),
-        ("worker", "raised ConfigError a worker process was killed, perhaps for lack of memory"),
+        (
+            "worker",
+            "raised ConfigError a worker process was killed again and again, perhaps for lack of memory",
+        ),
     ],
 )
 def test_interrupted_and_killed_workers_say_nothing_themselves(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import networkx as nx
@@ -13,8 +12,8 @@ import pytest
 import torch
 from cli_kit import Run, runs
 
-from gossamer.experiments.bench.graphs import SIZES, work
-from gossamer.topology import build, facts
+from gossamer.experiments.bench.views import SIZES, work
+from gossamer.topology import TopologyError, build, facts, links_to_add
 
 torch.set_num_threads(1)
 
@@ -195,14 +194,16 @@ def test_bad_input_is_one_line(
 SCRIPT = Path(__file__).parents[2] / "docs/examples/florentine.py"
 
 
-def test_thirty_lines_load_a_public_graph_run_a_swarm_and_draw_it(tmp_path: Path) -> None:
+def test_thirty_lines_load_a_public_graph_run_a_swarm_and_draw_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = [line for line in SCRIPT.read_text("utf-8").splitlines() if line.strip()]
     assert len(lines) <= 30
-    answer = subprocess.run(
-        [sys.executable, str(SCRIPT)], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert "Medici" in answer.stdout
-    rounds = [line.split() for line in answer.stdout.splitlines() if line[0].isdigit()][1:]
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "Medici" in printed
+    rounds = [line.split() for line in printed.splitlines() if line[0].isdigit()][1:]
     assert [index for index, _ in rounds] == ["10", "20", "30", "40"]
     accuracy = [float(value) for _, value in rounds]
     assert accuracy[-1] > accuracy[0]
@@ -216,3 +217,18 @@ def test_the_benchmark_measures_what_it_names() -> None:
         assert seconds > 0
         assert peak > 1e6
     assert (SIZES[0], SIZES[-1]) == (1000, 100_000)
+
+
+def test_links_to_withstand_hostile_neighbours_are_named(topology: Run) -> None:
+    result = topology("advise", "--graph", "ring", "--peers", "8", "--hostile", "1")
+    assert "8 links to give every peer 4 neighbours: 0" in " ".join(result.out.split())
+    assert "no link is needed" in topology("advise", "--graph", "regular:4", "--hostile", "1").out
+    result = topology("advise", "--hostile", "1")
+    assert "--graph and --hostile belong together" in result.err
+    graph = nx.cycle_graph(8)
+    links = links_to_add(graph, {"": range(8)}, 4)
+    graph.add_edges_from(links)
+    assert min(degree for _, degree in graph.degree) == 4
+    assert len(links) == 8
+    with pytest.raises(TopologyError, match="4 peers cannot have 4 neighbours each"):
+        links_to_add(nx.cycle_graph(8), {"few": range(4)}, 4)

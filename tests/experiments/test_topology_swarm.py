@@ -20,7 +20,7 @@ from gossamer.experiments.config.tables import Config, ConfigError
 from gossamer.experiments.graphs import load_graph, mixing_of, swarm_graph
 from gossamer.experiments.graphs.swarm import graph_of
 from gossamer.experiments.live.layout import plan
-from gossamer.experiments.study.sweep import outcome, stackable
+from gossamer.experiments.study.sweep import outcome, stackable_batches
 from gossamer.models import ModelError, SgdLearner, SlicedNetwork, average, mlp
 from gossamer.peer import BrokerAddress, ProcessSpec
 from gossamer.topology import (
@@ -169,7 +169,7 @@ def test_schedules_are_for_the_arena(tmp_path: Path) -> None:
     assert np.abs(found - found.mean(axis=0)).max() < 1e-4
     with pytest.raises(ConfigError, match="changes over time runs live only in async mode"):
         plan(swarm, tmp_path, NOWHERE)
-    with pytest.raises(ConfigError, match="cannot be bridged"):
+    with pytest.raises(ConfigError, match="no links can be added"):
         swarm_graph(config(topology="random-matchings:8", bridge=True), EVERYBODY)
 
 
@@ -345,7 +345,7 @@ def test_a_sweep_does_not_stack_runs_past_the_check() -> None:
     class Cell:
         config = config(gossip={"rule": "edges"})
 
-    assert len(stackable([Cell(), Cell()])) == 2
+    assert len(stackable_batches([Cell(), Cell()])) == 2
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from results_kit import at
 
 from gossamer.experiments import build
-from gossamer.experiments.arena import Arena, LearningSimulation, Reading, simulate_in_time
+from gossamer.experiments.arena import Arena, LearningSimulation, PeerTestResult, simulate_in_time
 from gossamer.experiments.arena.events import Outcome
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.results import read_records
@@ -45,8 +45,8 @@ def table(**changed: Any) -> dict[str, Any]:
     return base | changed
 
 
-def learn(threads: int = 1, **changed: Any) -> tuple[LearningSimulation, list[Reading]]:
-    tests: list[Reading] = []
+def learn(threads: int = 1, **changed: Any) -> tuple[LearningSimulation, list[PeerTestResult]]:
+    tests: list[PeerTestResult] = []
     swarm = LearningSimulation(
         parse_config(table(**changed)), threads=threads, on_test=tests.append
     )
@@ -54,7 +54,7 @@ def learn(threads: int = 1, **changed: Any) -> tuple[LearningSimulation, list[Re
     return swarm, tests
 
 
-def last(tests: list[Reading]) -> dict[int, float]:
+def last(tests: list[PeerTestResult]) -> dict[int, float]:
     return {tested.peer: tested.metrics.accuracy for tested in tests}
 
 
@@ -231,7 +231,7 @@ def test_bytes_follow_the_kind_of_values() -> None:
 
 def test_files(tmp_path: Path) -> None:
     config = parse_config(table(time=TROUBLE))
-    seen: list[Reading] = []
+    seen: list[PeerTestResult] = []
     files = simulate_in_time(config, at(tmp_path), networks=True, on_test=seen.append)
     names = {"summary.csv", "accuracy.png", "accuracy.svg", "traffic.csv"}
     assert {file.name for file in files} == names | {f"peer-{i}.safetensors" for i in range(6)}
@@ -256,7 +256,7 @@ def test_files(tmp_path: Path) -> None:
 def test_interrupted_keeps_what_was_tested(tmp_path: Path) -> None:
     count = 0
 
-    def stop(tested: Reading) -> None:
+    def stop(tested: PeerTestResult) -> None:
         nonlocal count
         count += 1
         if count == 8:
@@ -304,7 +304,7 @@ def test_mistakes_in_the_table_are_named(time: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"gossip": {"mode": "rounds"}}, "key 'gossip.mode': virtual time is for mode = 'async'"),
+        ({"gossip": {"mode": "rounds"}}, "virtual time is for the modes 'async' and 'steady'"),
         ({"time": TIME | {"churn": {"trace": "none.csv"}}}, "key 'time.churn': "),
         (
             {"time": TIME | {"partitions": [{"start": 1, "end": 2, "peers": [77]}]}},

@@ -11,7 +11,13 @@ import torch
 from cli_kit import runner
 from results_kit import at
 
-from gossamer.experiments.arena import Arena, LearningSimulation, Mean, Reading, simulate_in_time
+from gossamer.experiments.arena import (
+    Arena,
+    LearningSimulation,
+    Mean,
+    PeerTestResult,
+    simulate_in_time,
+)
 from gossamer.experiments.arena.simulation import AccuracyLog, read_presence, summarise
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.study.sweep import outcome
@@ -113,7 +119,7 @@ def test_a_swarm_that_everybody_left_has_no_accuracy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pace", [1, 0.1, 0.7])
 @pytest.mark.parametrize("rounds", [3, 10])
 def test_the_round_that_ends_with_the_run_counts(pace: float, rounds: int) -> None:
-    tests: list[Reading] = []
+    tests: list[PeerTestResult] = []
     config = parse_config(table(training=pace) | {"rounds": rounds})
     swarm = LearningSimulation(config, on_test=tests.append)
     swarm.run()
@@ -186,7 +192,7 @@ def test_a_training_that_is_interrupted_leaves_nothing(monkeypatch: pytest.Monke
 def test_interrupted_networks_have_what_their_peers_held(tmp_path: Path) -> None:
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
 
-    def stop(tested: Reading) -> None:
+    def stop(tested: PeerTestResult) -> None:
         if tested.time > 4.5:
             raise KeyboardInterrupt
 

@@ -35,6 +35,23 @@ def test_a_peers_record_is_shown_in_its_row():
     assert row[1:9] == ["abcdef", "training", "3/5", "0.250", "global", "1e-01", "2", "3.0"]
 
 
+def test_groups_and_decisions_are_shown_while_peers_decide_what_they_share():
+    board = Board(Config(name="small", peers=2, rounds=5, sharing="auto"), [])
+    members = {
+        "global-93cb5b44": [16, 16], "group2-1-93cb5b44": [5, 5], "statistics-93cb5b44-8": [3, 3],
+        "group2-1-93cb5b44&group3-0-93cb5b44": [4, 4], "groups-93cb5b44": [3, 3],
+    }  # fmt: skip
+    sentence = "all outputs became those of 3 groups of 6, 5 and 5 peers after round 25"
+    for _ in range(2):
+        board.update(RECORD | {"members": members, "decided": [sentence]})
+    (row,) = [row for row in rows(board) if row[:1] == ["1"]]
+    assert row[3:8] == ["all", "group2-1", "of", "5", "3/5"]
+    assert shown(board).count(sentence) == 1
+    for wrong in ({"members": []}, {"members": {"group2-1-93cb5b44": 5}}, {"decided": [[]]}):
+        board.update(RECORD | wrong)
+        shown(board)
+
+
 @pytest.mark.parametrize(
     "record",
     [{"peer": "zz"}, {"peer": "1"}, {}, RECORD | {"peer": "zz"}, RECORD | {"session": "[/b]"},

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gossamer.peer import FORMAT, load_checkpoint, save_checkpoint
+from gossamer.peer import Settings, load_checkpoint, save_checkpoint
 
 FOLDER = Path(__file__).parent
-FILES = sorted(each for each in FOLDER.glob("gossamer-checkpoint-*") if each.suffix != ".json")
+REFUSED = FOLDER / "gossamer-checkpoint-2"
+"""Of a version before 1.0."""
 LISTED = 100
 """Values of an array that are written down one by one."""
+NO_BOOT = "00000000-0000-0000-0000-000000000000"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -40,9 +42,8 @@ def content(path: Path) -> Any:
     return json.loads(path.with_name(path.name + ".json").read_text("utf-8"))
 
 
-def write(folder: Path) -> Path:
+def write(folder: Path, kept: Path) -> None:
     """Let two peers learn, and keep the checkpoint that one of them has after its second round."""
-    kept = FOLDER / FORMAT
     asyncio.run(_live(folder, kept))
     tree = load_checkpoint(kept)
     assert tree is not None
@@ -50,16 +51,14 @@ def write(folder: Path) -> Path:
     save_checkpoint(kept, tree)
     text = json.dumps(plain(tree), indent=1) + "\n"
     kept.with_name(kept.name + ".json").write_text(text, "utf-8")
-    return kept
 
 
 async def _live(folder: Path, kept: Path) -> None:
     # Here, so that reading a file of a former version needs none of this.
     from gossamer.gossip import MemoryBroker, MemoryTransport
-    from gossamer.peer import Peer, Settings
+    from gossamer.peer import Peer
 
     broker = MemoryBroker()
-    settings = Settings(swarm="golden", rounds=3, expect=("ann", "bob"))
 
     def keep(record: dict[str, Any]) -> None:
         if record["round"] == 2:
@@ -67,7 +66,7 @@ async def _live(folder: Path, kept: Path) -> None:
 
     peers = [
         Peer(
-            name, _learner(seed), settings,
+            name, learner(seed), settings(),
             lambda client, will, hook: MemoryTransport(broker, client, will=will, on_connect=hook),
             checkpoint=folder / f"{name}.checkpoint", seed=seed,
             on_record=keep if name == "ann" else lambda _: None,
@@ -77,7 +76,13 @@ async def _live(folder: Path, kept: Path) -> None:
     await asyncio.gather(*(peer.run() for peer in peers))
 
 
-def _learner(seed: int) -> Any:
+def settings() -> Settings:
+    """The settings of both peers."""
+    return Settings(swarm="golden", rounds=3, expect=("ann", "bob"))
+
+
+def learner(seed: int) -> Any:
+    """The learner of ann (0) or bob (1)."""
     from gossamer.models import SgdLearner, SlicedNetwork, mlp
 
     network = SlicedNetwork(
@@ -108,5 +113,5 @@ def _without_machine(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_machine(each) for each in value]
     if isinstance(value, str) and BOOT.exists() and value == BOOT.read_text("ascii").strip():
-        return "00000000-0000-0000-0000-000000000000"
+        return NO_BOOT
     return value

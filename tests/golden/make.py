@@ -1,8 +1,9 @@
 """Write the golden files anew: `python -m tests.golden.make [run …]`, from the repository's root.
 
 Without names it writes all runs, the dialogue and the test vectors; with names, only those runs (`exact`,
-`ring`, …), or `dialogue`, `vectors` or `checkpoint`. A checkpoint is only written when it is named, since
-peers' clocks and sessions are in it: do so once for each new format, and keep the files of former ones.
+`ring`, …), or `dialogue`, `vectors` or `release`. The folder of a release is only written when it is named,
+since clocks, sessions and keys are in it: do so once for each minor version that adds something to what peers
+publish, send or save, and keep the folders of former ones.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import checkpoint, dialogue, simulated, vectors
+from . import dialogue, release, simulated, vectors
 
 
 def main(names: list[str]) -> None:
     """Write what was named."""
-    known = [*simulated.TOLERANCES, "dialogue", "vectors", "checkpoint"]
+    known = [*simulated.TOLERANCES, "dialogue", "vectors", "release"]
     if unknown := sorted(set(names) - set(known)):
         sys.exit(f"error: no golden file {', '.join(unknown)}: choose from {', '.join(known)}")
     with tempfile.TemporaryDirectory() as folder:
@@ -27,8 +28,8 @@ def main(names: list[str]) -> None:
                     dialogue.write()
                 case "vectors":
                     vectors.write()
-                case "checkpoint":
-                    checkpoint.write(Path(folder))
+                case "release":
+                    release.write(Path(folder))
                 case _:
                     made = simulated.simulate(name, Path(folder) / name)
                     shutil.copy(made, simulated.metrics(name))

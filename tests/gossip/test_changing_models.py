@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gossamer.gossip import (
+    ENDED_KEPT,
     ONE,
+    Account,
     Ack,
     DictStore,
     Give,
@@ -287,6 +289,30 @@ def test_rounds_go_on_with_the_models_that_are_left(mode: Callable[[str], Mode])
     again.update_models(["new"])
     again.restore(ann.mode.snapshot())
     assert again.snapshot() == ann.mode.snapshot()
+
+
+def test_names_of_models_that_ended_long_ago_are_forgotten_and_their_weight_is_not() -> None:
+    """Except while a transfer of one is open: its receiver may still answer."""
+    ann, bob = pair()
+    ann.push("old", {"bob": ONE // 4}, 0.0)
+    (give,) = ann.poll()
+    count = 3 * ENDED_KEPT
+    for number in range(count):
+        ann._balances.store = DictStore({f"v{number}": np.zeros(1)})
+        ann.update_models()
+        ann.inject(f"v{number}", ONE)
+        if number == count // 2:
+            assert ann.account("old").open == ONE // 4
+            bob.handle(give, 0.0)
+            for ack in bob.poll():
+                ann.handle(ack, 0.0)
+    ended = [f"v{number}" for number in range(count - 1)][-ENDED_KEPT:]
+    assert ann.retired_models == tuple(sorted(ended))
+    injected = (1 + count - 1 - ENDED_KEPT) * ONE
+    assert ann.forgotten == Account(injected - ONE // 4, 0, injected)
+    again = Gossiper.restore(ann.snapshot(), DictStore({f"v{count - 1}": np.zeros(1)}))
+    assert again.forgotten == ann.forgotten
+    assert again.retired_models == ann.retired_models
 
 
 def test_a_snapshot_keeps_what_is_left_of_retired_models() -> None:

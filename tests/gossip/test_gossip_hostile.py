@@ -14,13 +14,15 @@ from gossamer.gossip import (
     DictStore,
     Give,
     Gossiper,
+    Packed,
+    PackError,
     WireError,
     as_sent,
     decode,
     encode,
     introduce,
 )
-from gossamer.gossip.compress import Packed, PackError, unpack
+from gossamer.gossip.compress import unpack
 from gossamer.gossip.pushsum import MAX_WEIGHT
 from gossamer.gossip.wire import _PREFIX, MAGIC, VERSION
 

@@ -168,7 +168,7 @@ def test_mistakes_of_the_driver_are_named() -> None:
         a.push("v", {"z": 5}, 0.0)
     with pytest.raises(ValueError, match="at least 1"):
         a.push("v", {"b": 0}, 0.0)
-    with pytest.raises(ValueError, match="cannot take"):
+    with pytest.raises(ValueError, match="the share must be from 1 to the weight"):
         a.push("v", {"b": 2 * ONE}, 0.0)
     with pytest.raises(ValueError, match=r"'a' has no partial model 'w', only \['v'\]"):
         a.weight("w")

@@ -18,8 +18,11 @@ from gossamer.gossip.transport import (
     MqttOptions,
     MqttTransport,
     Received,
+    RetainedFilter,
     TlsFiles,
     TransportError,
+    with_user,
+    without_passwords,
 )
 from gossamer.peer import Authority, Broker, BrokerSettings, BrokerTls
 
@@ -54,6 +57,85 @@ def test_urls_are_parsed():
     assert Address.parse("mqtt://h:99").port == 99
     assert Address.parse("ws://h/path").path == "/path"
     assert str(Address.parse("wss://[::1]:44")) == "wss://[::1]:44/mqtt"
+
+
+def test_urls_of_a_cluster_are_parsed():
+    urls = "mqtt://a, mqtt://ann:x,y@b:99,ws://c"
+    assert [str(each) for each in Address.parse_all(urls)] == [
+        "mqtt://a:1883", "mqtt://b:99", "ws://c:80/mqtt",
+    ]  # fmt: skip
+    assert Address.parse_all(urls)[1].password == "x,y"
+    assert without_passwords(urls) == "mqtt://a:1883,mqtt://b:99,ws://c:80/mqtt"
+    assert with_user("mqtt://a,mqtt://ann@b", "b@n") == "mqtt://b%40n@a,mqtt://ann@b"
+
+
+def test_a_cluster_uses_tls_for_all_nodes_or_for_none():
+    with pytest.raises(TransportError, match=r"mqtts://b:8883 uses TLS and mqtt://a:1883 does not"):
+        Address.parse_all("mqtt://a,mqtts://b")
+
+
+def test_a_lost_node_is_followed_by_the_next(run, silent_port):
+    # Two brokers that do not know each other: which of them we are connected to shows.
+    async def scenario():
+        options = MqttOptions(first_delay=0.02, longest_delay=0.1)
+        connections: list[str] = []
+
+        async def note() -> None:
+            connections.append(str(transport.address))
+
+        async with Broker(kind="mosquitto") as one, Broker(kind="mosquitto") as two:
+            urls = f"{one.url},mqtt://127.0.0.1:{silent_port},{two.url}"
+            transport = MqttTransport(urls, "a", options=options, on_connect=note)
+            async with transport:
+                await transport.subscribe("x/status")
+                for payload in (b"on the other", b"back on the first"):
+                    current = {one.url: one, two.url: two}[connections[-1]]
+                    await asyncio.to_thread(current.stop)
+                    await until(lambda c=current: connections[-1] != c.url)
+                    assert await transport.publish("x/status", payload)
+                    assert (await anext(transport.messages())).payload == payload
+                    await asyncio.to_thread(current.start)
+                assert len(connections) == 3
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_what_the_nodes_of_a_cluster_lost_is_noticed_when_it_is_asked_for_again(cluster):
+    filter = RetainedFilter(cluster=cluster)
+    assert not filter.is_known("x/status", b"live", retain=False, now=0.0)
+    assert filter.is_known(
+        "x/status", b"before it", retain=True, now=1.0
+    )  # retained a little later
+    assert filter.is_known("x/status", b"live", retain=True, now=60.0)
+    assert filter.is_known("x/status", b"lost", retain=True, now=61.0) is not cluster
+    assert not filter.is_known("x/card", b"first", retain=True, now=61.0)
+    assert filter.is_known("x/card", b"first", retain=True, now=62.0)
+    assert not filter.is_known("x/card", b"second", retain=True, now=62.0)
+
+
+def test_a_wrong_password_at_one_node_is_no_error(run):
+    async def scenario():
+        options = MqttOptions(first_delay=0.02, longest_delay=0.1)
+        strict = BrokerSettings(users={"ann": "other"})
+        async with Broker(strict, kind="mosquitto") as one, Broker(kind="mosquitto") as two:
+            port = one.url.rpartition(":")[2]
+            for seed in range(4):  # whichever node comes first
+                urls = f"mqtt://ann:wrong@127.0.0.1:{port},{two.url}"
+                async with MqttTransport(urls, "a", options=options, seed=seed) as transport:
+                    assert str(transport.address) == two.url
+
+    run(scenario())
+
+
+def test_a_wrong_password_at_all_nodes_is_an_error(run):
+    with (
+        Broker(BrokerSettings(users={"ann": "other"}), kind="mosquitto") as one,
+        Broker(BrokerSettings(users={"ann": "other"}), kind="mosquitto") as two,
+    ):
+        ports = (broker.url.rpartition(":")[2] for broker in (one, two))
+        urls = ",".join(f"mqtt://ann@127.0.0.1:{port}" for port in ports)
+        assert failure(run, urls, password="wrong").cause == "password"
 
 
 def test_passwords_never_show():
@@ -376,3 +458,31 @@ def test_hook_that_fails_is_reported(run, mosquitto):
     error = failure(run, mosquitto.url, on_connect=hook)
     assert error.cause == "hook"
     assert "oops" in str(error)
+
+
+def test_a_broker_that_is_slow_to_read_gets_the_disconnect_all_the_same(run):
+    """Otherwise its own writes would fail first, and it would publish a last will after a goodbye."""
+    ends: list[bytes] = []
+
+    async def broker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        writer.write(b"\x20\x02\x00\x00")  # CONNACK: welcome
+        while (first := await reader.readexactly(1)) != b"\xe0":  # DISCONNECT
+            await reader.readexactly((await reader.readexactly(1))[0])
+        # It has not noticed yet, and writes on; a closed socket would answer with a reset.
+        for _ in range(100):
+            writer.write(b"\x30\x05\x00\x01t\x00x")
+            await writer.drain()
+            await asyncio.sleep(0)
+        ends.append(first + await reader.read())
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(broker, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with MqttTransport(f"mqtt://127.0.0.1:{port}", "small"):
+            pass
+        server.close()
+
+    run(scenario())
+    assert len(ends) == 1

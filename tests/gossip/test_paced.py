@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gossamer.gossip import FLOOR, ONE, DictStore, Give, Gossiper, PacedMode, introduce
+from gossamer.gossip import MIN_WEIGHT, ONE, DictStore, Give, Gossiper, PacedMode, introduce
 
 
 def peers(turns: dict[str, list[list[str]]], values: dict[str, float]) -> dict[str, Gossiper]:
@@ -76,11 +76,26 @@ def test_a_busy_neighbour_is_waited_for() -> None:
     assert a.account("v").open == ONE // 2
 
 
+def test_a_newcomer_to_a_model_that_has_ended_is_not_welcomed() -> None:
+    """Its card may arrive after the change, and name models that both had before."""
+    store = DictStore({"old": np.zeros(2), "new": np.zeros(3)})
+    gossiper = Gossiper("a", "sa", store, mode=PacedMode())
+    for model in ("old", "new"):
+        gossiper.inject(model, ONE)
+    del store._models["old"]
+    gossiper.update_models()
+    gossiper.peer_online("b", "sb", ["old", "new"])
+    for model in ("old", "new"):
+        gossiper.mode.welcome(model, "b")
+    gossiper.tick(0.0)
+    assert [message.model for message in gossiper.poll() if isinstance(message, Give)] == ["new"]
+
+
 def test_a_newcomer_is_welcomed_with_whatever_weight_is_left():
     """Else one whose weight was lost to the dead, and a newcomer that waits for it, would wait for ever."""
     mode = PacedMode(1)
     gossiper = Gossiper("a", "a-1", DictStore({"v": np.ones(2)}), mode=mode)
-    gossiper.inject("v", FLOOR)
+    gossiper.inject("v", MIN_WEIGHT)
     gossiper.peer_online("b", "b-1", ["v"])
     mode.request()
     gossiper.tick(0.0)
@@ -88,20 +103,20 @@ def test_a_newcomer_is_welcomed_with_whatever_weight_is_left():
     mode.welcome("v", "b")
     gossiper.tick(1.0)
     (give,) = gossiper.poll()
-    assert (give.receiver, give.weight) == ("b", FLOOR // 2)
+    assert (give.receiver, give.weight) == ("b", MIN_WEIGHT // 2)
 
 
 def test_a_share_that_would_fall_below_the_floor_is_kept():
     mode = PacedMode(fraction=0.5)
     gossiper = Gossiper("a", "a-1", DictStore({"v": np.ones(2)}), mode=mode)
-    gossiper.inject("v", 2 * FLOOR - 1)
+    gossiper.inject("v", 2 * MIN_WEIGHT - 1)
     gossiper.peer_online("b", "b-1", ["v"])
     mode.request()
     gossiper.tick(0.0)
     assert not gossiper.poll()
     gossiper.inject("v", 1)
     gossiper.tick(1.0)
-    assert [give.weight for give in gossiper.poll()] == [FLOOR]
+    assert [give.weight for give in gossiper.poll()] == [MIN_WEIGHT]
 
 
 def test_mistakes_are_named():

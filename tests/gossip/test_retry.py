@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gossamer.gossip import ONE, Ack, Delays, DictStore, Give, Gossiper, Recall, RetryPolicy
-from gossamer.gossip.neighbours import LARGE_VALUE_BYTES, MAX_FAILED_RECALLS, DelaysBySize
+from gossamer.gossip.ledger import LARGE_VALUE_BYTES, MAX_FAILED_RECALLS, DelaysBySize
 
 
 def test_what_is_large_may_take_its_time() -> None:

@@ -145,11 +145,17 @@ def test_causes():
         {"seq": -1}, {"seq": True}, {"seq": 2**64 - 1}, {"seq": 1.5}, {"vector": ""},
         {"vector": b"raw"}, {"from": "x" * 65}, {"weight": 3}, {"weight": b""}, {"tag": [1]},
         {"tag": [1, "2"]}, {"dtype": "object"}, {"dtype": "float8"}, {"length": "5"},
-        {"kind": 5}, {"kind": ["give"]}, {"verdict": "credited"}, {"session": ...},
+        {"kind": 5}, {"kind": ["give"]}, {"session": ...}, {str(i): i for i in range(40)},
     ],
 )  # fmt: skip
 def test_senseless_headers_are_garbage(change):
     assert cause_of(with_header(**change)) == "garbage"
+
+
+def test_fields_of_a_later_version_are_ignored():
+    decoded = decode(with_header(colour="red", later=[1, 2], verdict="credited"))
+    assert decoded.message.sequence == GIVE.sequence
+    assert np.array_equal(decoded.message.value, GIVE.value)
 
 
 def test_absurd_length_allocates_nothing():

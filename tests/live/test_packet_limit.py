@@ -21,7 +21,7 @@ pytestmark = pytest.mark.live
 def test_peers_average_through_a_broker_with_a_low_limit(
     mosquitto: Broker, tmp_path: Path, version: str
 ) -> None:
-    config = small_config(2, 4, mode="rounds")
+    config = small_config(2, 4, mode="rounds", per_process=2)
     with Broker(BrokerSettings(max_packet=2000), kind="mosquitto") as broker:
         spec = plan(config, tmp_path, BrokerAddress(broker.url, version=version))
         asyncio.run(LocalSwarm(spec).run())
@@ -42,7 +42,7 @@ def test_peers_average_through_a_broker_with_a_low_limit(
 def test_peers_average_through_a_broker_that_drops_large_messages(
     mosquitto: Broker, tmp_path: Path, version: str
 ) -> None:
-    config = small_config(2, 4, mode="rounds")
+    config = small_config(2, 4, mode="rounds", per_process=2)
     settings = BrokerSettings(mosquitto_options=("message_size_limit 2000",))
     with Broker(settings, kind="mosquitto") as broker:
         spec = plan(config, tmp_path, BrokerAddress(broker.url, version=version))
@@ -61,7 +61,7 @@ def test_peers_average_through_a_broker_that_drops_large_messages(
 def test_a_broker_too_small_for_a_card_ends_peers_with_one_line(
     mosquitto: Broker, tmp_path: Path
 ) -> None:
-    config = small_config(2, 2, mode="rounds")
+    config = small_config(2, 2, mode="rounds", per_process=2)
     with Broker(BrokerSettings(max_packet=340), kind="mosquitto") as broker:
         spec = plan(config, tmp_path, BrokerAddress(broker.url))
         with pytest.raises(PeerError, match=r"cannot be made smaller: .*max_packet_size") as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,22 @@ def browser() -> Iterator[Browser]:
 
 
 @asynccontextmanager
-async def page(make_source: Callable[[], Source]) -> AsyncIterator[str]:
-    """The address of a page while it is served."""
+async def serving(
+    serve: Callable[[Callable[[str], None]], Coroutine[Any, Any, None]],
+) -> AsyncIterator[str]:
+    """The address of a page while it is served. serve: is given what to call with the address."""
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve_page(make_source, on_ready=ready.set_result))
+    server = asyncio.create_task(serve(ready.set_result))
     try:
         yield await ready
     finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+        server.cancel()
+        await asyncio.gather(server, return_exceptions=True)
+
+
+def page(make_source: Callable[[], Source]) -> AbstractAsyncContextManager[str]:
+    """The address of the page of a source while it is served."""
+    return serving(lambda ready: serve_page(make_source, on_ready=ready))
 
 
 async def shows(ask: Callable[[], Any], what: str) -> None:
@@ -65,7 +72,7 @@ async def until_asked(ask: Callable[[], Any], what: str) -> None:
 
     asking = asyncio.create_task(keep_asking())
     try:
-        await until(asking.done, what, patience=90.0, pause=0.05)
+        await until(asking.done, what, pause=0.05)
         asking.result()
     finally:
         asking.cancel()
@@ -83,7 +90,7 @@ def live_swarms(folder: Path, url: str) -> list[LocalSwarm]:
     ]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_page_of_a_swarm_that_loses_two_peers(tmp_path: Path, browser: Browser) -> None:
     async def watch(url: str) -> None:
         rest, killed, leaving = live_swarms(tmp_path, url)

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from waiting import wait_until
@@ -44,6 +45,28 @@ def rounds(folder: Path, name: str) -> int:
     return sum(record["members"].get("global") == [4, 4] for record in records)
 
 
+def look_at_it(folder: Path, names: list[str]) -> None:
+    """Run the line that `enrol` has printed for the owner, with `status` and with `watch`."""
+    (line,) = re.findall(r"gossamer status .*", (folder / "0.log").read_text())
+    status = start(line, folder, 7)
+    assert status.wait() == 0, (folder / "7.log").read_text()
+    text = (folder / "7.log").read_text()
+    for name in names:
+        (row,) = [each for each in text.splitlines() if each.strip().startswith(f"{name}@")]
+        assert "member" in row
+    watch = start(line.replace("gossamer status", "gossamer watch"), folder, 8)
+    try:
+        log = folder / "8.log"
+        wait_until(lambda: "http://" in log.read_text(), "the page is served")
+        (address,) = re.findall(r"http://\S+", log.read_text())
+        with urlopen(address) as page:
+            assert page.status == 200
+    finally:
+        watch.send_signal(signal.SIGINT)
+        watch.wait()
+    assert "Traceback" not in log.read_text()
+
+
 def test_at_most_six_commands_make_a_secure_swarm_of_four(tmp_path):
     assert len(COMMANDS) <= 6
     with socket.socket() as probe:
@@ -63,6 +86,7 @@ def test_at_most_six_commands_make_a_secure_swarm_of_four(tmp_path):
                 log = tmp_path / f"{number}.log"
                 wait_until(lambda log=log: "mqtts://localhost:28883" in log.read_text())
         wait_until(lambda: all(rounds(tmp_path, name) >= 3 for name in names), "four devices learn")
+        look_at_it(tmp_path, names)
         twice = start(COMMANDS[2] + " --out elsewhere", tmp_path, 9)
         assert twice.wait() == 2
         assert "the name is already online" in (tmp_path / "9.log").read_text().splitlines()[-1]

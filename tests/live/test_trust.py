@@ -20,8 +20,7 @@ from gossamer.gossip.security import (
     sign_card,
     sign_status,
 )
-from gossamer.peer import PeerError, Status, schema_entries
-from gossamer.peer import outgoing as outgoing_module
+from gossamer.peer import PeerError, Status, schema_entries, traffic
 
 
 def weight(reports, vector="global"):
@@ -38,7 +37,7 @@ def sent(monkeypatch):
             values.setdefault(message.model, []).append(message.value.tobytes())
         return encode(message, schema, dtype)
 
-    monkeypatch.setattr(outgoing_module, "encode", recording)
+    monkeypatch.setattr(traffic, "encode", recording)
     return values
 
 

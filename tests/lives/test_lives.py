@@ -39,20 +39,17 @@ def test_no_history_breaks_a_law():
     "mutant", [each for each in MUTANTS.values() if each.laws], ids=lambda m: m.name
 )
 def test_a_fault_that_is_put_back_is_caught(mutant):
-    jobs = str(os.cpu_count() or 1)
     laws = ",".join(mutant.laws)
-    done = lives(
-        "--seeds", f"{mutant.seed},0-299", "--mutant", mutant.name, "--laws", laws, "--stop",
-        "--jobs", jobs,
-    )  # fmt: skip
+    seeds = f"{mutant.seed},0-299"  # the first one shows it, unless histories have changed since
+    done = lives("--seeds", seeds, "--mutant", mutant.name, "--laws", laws, "--stop")
     assert done.returncode == 1, done.stdout + done.stderr
     assert any(f"law {law}" in done.stdout for law in mutant.laws)
 
 
 def test_a_seed_gives_one_history():
-    done = lives("--seeds", "8,22,24", "--twice", "--laws", "finite")
+    done = lives("--seeds", "8,24", "--twice", "--laws", "finite")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("3 histories, 0 broke a law")
+    assert done.stdout.startswith("2 histories, 0 broke a law")
 
 
 @pytest.mark.parametrize("wrong", [("--seeds", "many"), ("--laws", "gravity"), ("--mutant", "x")])

@@ -45,21 +45,16 @@ def play(plan: Plan) -> tuple[History, dict[str, float], list[bool]]:
     return history, values, in_time
 
 
-def quarantines(history: History) -> list[str]:
-    return [line for line in history.log if "is in quarantine" in line]
-
-
-def test_a_newcomer_to_a_trained_swarm_soon_counts_and_quarantines_nobody():
-    history, values, in_time = play(SWARM)
+def test_a_newcomer_to_a_trained_swarm_soon_counts():
+    _, values, in_time = play(SWARM)
     assert in_time == [True]
-    assert quarantines(history) == []
     assert values == pytest.approx(dict.fromkeys(DEVICE_NAMES, TRAINED), rel=0.05)
 
 
 def test_a_newcomer_that_judges_its_elders_too_early_is_found_out():
     with MUTANTS["judge-before-an-opinion"].patch():
-        history, _, in_time = play(SWARM)
-    assert quarantines(history) or in_time == [False]
+        _, _, in_time = play(SWARM)
+    assert in_time == [False]
 
 
 @pytest.mark.parametrize("liar", [0, 4])
@@ -69,7 +64,9 @@ def test_one_liar_among_five_elders_is_not_followed(liar):
     _, values, in_time = play(replace(SWARM, members=members))
     assert in_time == [True]
     del values[lying.name]
-    assert values == pytest.approx(dict.fromkeys(values, TRAINED), rel=0.05)
+    # Guards drop values that are far away, but exclude nobody: mode = "steady" is for swarms with liars. Had
+    # they followed this one, they would be at a quarter of the value.
+    assert values == pytest.approx(dict.fromkeys(values, TRAINED), rel=0.15)
 
 
 THREE = tuple(

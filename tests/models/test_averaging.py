@@ -11,8 +11,8 @@ from gossamer.models import (
     SgdLearner,
     SlicedNetwork,
     average,
-    implementers,
     mlp,
+    networks_by_model,
 )
 
 GRAPH = ModelGraph({"pair": ["global"], "global": [], "other": []})
@@ -39,7 +39,7 @@ def swarm(*, cross=False, dtype=torch.float64):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_members_agree_on_the_mean_and_nothing_else_moves(cross, dtype):
     networks = swarm(cross=cross, dtype=dtype)
-    members = implementers(networks)
+    members = networks_by_model(networks)
     shared = {owner: m for owner, m in members.items() if len(m) > 1}
     assert set(shared) == {"global", "pair", "other"} | ({"global&other"} if cross else set())
     before = [network.flat.clone() for network in networks]
@@ -94,7 +94,7 @@ def test_section_iii_one_swarm_step_is_one_step_of_the_joined_model(cross):
     data = [(torch.randn(7, 3, dtype=torch.float64), torch.randint(0, 2, (7,))) for _ in networks]
 
     # The joined parameter vector: every owner once, and every peer's private coordinates.
-    members = implementers(networks)
+    members = networks_by_model(networks)
     joined = {owner: networks[m[0]].read(owner).requires_grad_() for owner, m in members.items()}
     alone = [n.flat[torch.from_numpy(n.slicing.private)].requires_grad_() for n in networks]
     total = torch.zeros((), dtype=torch.float64)

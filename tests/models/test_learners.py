@@ -9,6 +9,7 @@ from gossamer.models import (
     Learner,
     Metrics,
     ModelError,
+    Scorer,
     SgdLearner,
     SlicedNetwork,
     mlp,
@@ -236,3 +237,30 @@ def test_an_optimizer_must_be_a_function():
     network = SlicedNetwork(mlp("4=3"), {"g": "4-3"}, peer="ann")
     with pytest.raises(ModelError, match="optimizer 'adam': give a function of the parameters"):
         SgdLearner(network, data(), data(), optimizer="adam")
+
+
+def test_a_score_is_the_loss_with_other_values_in_place_and_changes_nothing():
+    mine = learner()
+    assert isinstance(mine, Scorer)
+    flat = mine.network.flat.clone()
+    x, y = mine.samples
+    expected = float(mine.losses(mine.network.module(x), y).mean().detach())
+    assert mine.score({}) == pytest.approx(expected)
+    # A network of zeros outputs one half everywhere: half of 3 · ¼.
+    assert mine.score({"g": torch.zeros(43)}) == pytest.approx(0.375)
+    assert torch.equal(flat, mine.network.flat)
+    mine.samples = x[:0], y[:0]
+    assert math.isnan(mine.score({}))
+
+
+def test_a_score_uses_64_samples_and_own_private_parts():
+    network = SlicedNetwork(mlp("4=5=3"), {"g": "4-2-3"}, rest="mine", seed=0)
+    mine = SgdLearner(network, data(200), data(), local_samples=20)
+    counted = []
+    mine.loss = lambda o, y, inner=mine.loss: (counted.append(len(y)), inner(o, y))[1]
+    mine.score({})
+    assert counted == [64]
+    shared = torch.zeros(len(network.read("g")))
+    before = mine.score({"g": shared})
+    network.write("mine", network.read("mine") + 1.0)
+    assert mine.score({"g": shared}) != before

@@ -128,14 +128,17 @@ def test_modules_that_cannot_be_read_say_why(module, message):
 
 def test_a_wrong_number_of_values_is_refused():
     network = SlicedNetwork(mlp("2=1"), {"g": "2-1"}, peer="ann")
-    with pytest.raises(ModelError, match=r"'g' averages 3 coordinates of peer 'ann', but \(2,\)"):
+    with pytest.raises(
+        ModelError,
+        match=r"'g' of peer 'ann' needs a vector of 3 values, not an array of shape \(2,\)",
+    ):
         network.write("g", np.zeros(2))
 
 
 def test_mixed_dtypes_are_refused():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
     with pytest.raises(
-        ModelError, match=r"one dtype and device; these have torch.float32 on cpu, torch.f"
+        ModelError, match=r"one dtype and be on one device; these are torch.float32 on cpu, torch.f"
     ):
         SlicedNetwork(module, {"g": "2-2-2"})
 

@@ -133,7 +133,7 @@ def test_priors_are_finite_for_peers_with_one_class_and_classes_of_nobody() -> N
 
 @pytest.mark.parametrize("counts", [[1, 2], [[1], [2]], [[1, -1]], [[1, np.nan]]])
 def test_other_arrays_are_refused(counts: Any) -> None:
-    with pytest.raises(ModelError, match=r"counts of labels must be numbers of at least 0"):
+    with pytest.raises(ModelError, match=r"counts of labels must be .* 0 or more"):
         log_priors(counts, "own")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgpack
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.models import ModelError, SlicedNetwork, average, mlp
+from gossamer.models import ModelError, SgdLearner, SlicedNetwork, average, mlp
 from gossamer.models.sharing import (
     GLOBAL,
     OWN,
@@ -20,6 +21,7 @@ from gossamer.models.sharing import (
     Memory,
     Plan,
     Planner,
+    SharingMember,
     Statistics,
     levels,
     propose,
@@ -193,7 +195,7 @@ def test_candidates_follow_groups_that_sketches_show() -> None:
     sketches = dict.fromkeys(assignment.anatomy.names, sketch)
     ratios = np.zeros(assignment.anatomy.first_cells[-1])
     ratios[-1] = 5.0
-    candidates = propose(assignment, sketches, ratios, AutoOptions().max_groups)
+    candidates = propose(assignment, sketches, ratios)
     texts = [str(one) for one in candidates if one.level == 0]
     assert "all cells of the outputs (2): each peer's own" in texts
     assert "cell 2 of the outputs (2): averaged in 2 groups" in texts
@@ -201,13 +203,26 @@ def test_candidates_follow_groups_that_sketches_show() -> None:
     assert two.assignment.schemes[-1] == (0, 1, 0, 1, 0, 1)
 
 
+def test_cells_that_a_decision_moved_can_be_shared_again_and_no_others() -> None:
+    anatomy = perceptrons()[0].slicing.anatomy
+    given = Assignment.shared(anatomy, PEERS).change("2", range(4), OWN)
+    present = given.change("4", [0, 2], (0, 1, 0, 1, 0, 1))
+    first = int(anatomy.first_cells[anatomy.find("4")])
+    sketches = {part: np.zeros((6, 32)) for part in anatomy.names}
+    candidates = propose(
+        present, sketches, np.zeros(anatomy.first_cells[-1]), moved=[first, first + 2]
+    )
+    [back] = [one for one in candidates if one.is_return]
+    assert (back.part, back.cells) == ("4", (0, 2))
+    assert back.assignment.codes.tolist() == given.codes.tolist()
+    assert "cells 0, 2 of the outputs (4): shared by all peers again" in str(back)
+
+
 def test_sketches_without_a_direction_give_no_groups() -> None:
     networks = perceptrons()
     assignment = Assignment.shared(networks[0].slicing.anatomy, PEERS)
     sketches = {part: np.zeros((6, 32)) for part in assignment.anatomy.names}
-    candidates = propose(
-        assignment, sketches, np.zeros(assignment.anatomy.first_cells[-1]), AutoOptions().max_groups
-    )
+    candidates = propose(assignment, sketches, np.zeros(assignment.anatomy.first_cells[-1]))
     assert all(one.groups == 0 for one in candidates)
 
 
@@ -261,9 +276,34 @@ def test_the_outputs_come_first_unless_a_lower_part_gains_far_more() -> None:
     assert second.candidate.level == 2
 
 
-def test_norms_need_less_evidence() -> None:
+def test_norms_need_less_evidence_and_lower_parts_more() -> None:
     assert decide(Planner(AutoOptions()), [candidate(0)], 0.02, noise=0.02) is None
     assert decide(Planner(AutoOptions()), [candidate(-1)], 0.02, noise=0.02) is not None
+    assert decide(Planner(AutoOptions()), [candidate(0)], 0.02, noise=0.01) is not None
+    assert decide(Planner(AutoOptions()), [candidate(1)], 0.02, noise=0.01) is None
+
+
+def test_norms_come_first_however_much_a_lower_part_gains() -> None:
+    found = decide(Planner(AutoOptions()), [candidate(-1), candidate(2)], 0.02, 0.5)
+    assert found is not None
+    assert found.candidate.level == -1
+
+
+def test_own_norm_statistics_are_preferred_to_those_of_groups() -> None:
+    """Grouped ones gain for certain, own ones perhaps more: they cost hardly any samples."""
+    shared = Assignment.shared(normed()[0].slicing.anatomy.with_norm_parts({"1"}), PEERS)
+    grouped, own = (
+        Candidate.of(shared, "norm-statistics", [0], scheme) for scheme in ((0, 0, 0, 1, 1, 1), OWN)
+    )
+    noise = np.array([-1, 1, -1, 1, -1, 1])
+    changes = np.stack([0.001 * noise - 0.02, 0.1 * noise - 0.03])
+    found = Planner(AutoOptions()).decide(7, [grouped, own], np.ones(6), changes)
+    assert found is not None
+    assert found.candidate is own
+    changes[1] += 0.2
+    found = Planner(AutoOptions()).decide(7, [grouped, own], np.ones(6), changes)
+    assert found is not None
+    assert found.candidate is grouped
 
 
 def test_a_second_step_must_gain_more() -> None:
@@ -271,6 +311,15 @@ def test_a_second_step_must_gain_more() -> None:
     assert decide(planner, [candidate(0)], 0.03) is not None
     assert decide(planner, [candidate(1)], 0.03) is None, "what the first step left behind"
     assert decide(planner, [candidate(1)], 0.06) is not None
+
+
+def test_sharing_again_takes_no_more_than_a_first_step() -> None:
+    planner = Planner(AutoOptions(), Memory(steps=1))
+    own = Assignment.shared(perceptrons()[0].slicing.anatomy, PEERS).change("4", [1], OWN)
+    back = Candidate.of(own, "4", [1], GLOBAL)
+    found = decide(planner, [candidate(0), back], 0.03, 0.02)
+    assert found is not None
+    assert found.candidate is back
 
 
 def test_it_waits_for_a_gain_that_is_not_certain_yet_but_not_for_ever() -> None:
@@ -309,8 +358,9 @@ def test_a_plan_can_be_sent(seed: int) -> None:
     candidates = (
         Candidate.of(assignment, "4", [0, 2], groups),
         Candidate.of(assignment, "0", [1], OWN),
+        Candidate.of(assignment, "2", [0], GLOBAL),
     )
-    planner = Planner(AutoOptions(), Memory(steps=2, comparisons=3, recent_losses=[1.0]))
+    planner = Planner(AutoOptions(), Memory(steps=2, comparisons=3, recent_losses=[1.0], moved=[7]))
     plan = Plan(assignment, 3, 17, 20, candidates, chosen=1, memory=vars(planner.memory))
     data = msgpack.unpackb(msgpack.packb(plan.as_record()))
     copy = Plan.from_record(assignment.anatomy, data)
@@ -341,7 +391,7 @@ def test_means_of_rows_and_groups_are_exact_however_far_gossip_has_come() -> Non
     vectors = [
         layout.pack(
             peer, 2.0, cells[0], cells[1], losses[peer], sketches[peer],
-            {"values": values[peer], "heads": values[peer]},
+            {"values": values[peer], "copies": values[peer]},
         )
         for peer in range(6)
     ]  # fmt: skip
@@ -350,18 +400,24 @@ def test_means_of_rows_and_groups_are_exact_however_far_gossip_has_come() -> Non
     statistics = Statistics(layout, heard)
     assert statistics.training_loss == pytest.approx(2.0)
     assert statistics.present.tolist() == [True, True, True, False, True, True]
+    np.testing.assert_allclose(statistics.weights, weights, rtol=1e-5)
     np.testing.assert_allclose(
         statistics.losses[statistics.present], losses[weights > 0], rtol=1e-5
     )
     for index, part in enumerate(layout.parts):
         np.testing.assert_allclose(statistics.sketches[part][0], sketches[0, index], rtol=1e-5)
+    centred = Statistics(layout, heard, centred=True).sketches
+    heard_of = np.flatnonzero(weights)
+    for index, part in enumerate(layout.parts):
+        expected = sketches[heard_of, index] - sketches[heard_of, index].mean(axis=0)
+        np.testing.assert_allclose(centred[part][heard_of], expected, atol=1e-5)
     assert layout.groups
-    for mix, (_, groups) in enumerate(layout.mixes):
+    for trial, (_, groups) in enumerate(layout.trials):
         for number, (group, columns) in enumerate(groups):
             if len(group) > 1:
                 members = [peer for peer in group if weights[peer] > 0]
                 expected = np.average(values[members][:, columns], axis=0, weights=weights[members])
-                mean = layout.group_mean(heard, mix, number)
+                mean = layout.group_mean(heard, trial, number)
                 np.testing.assert_allclose(mean, expected, rtol=1e-5)
 
 
@@ -375,3 +431,64 @@ def test_samples_are_given_back_when_nothing_is_left_to_change() -> None:
     following = planner.next(plan, Statistics(plan.layout, vector))
     assert not following.deciding
     assert not following.candidates
+
+
+@pytest.mark.parametrize(("complete_from", "measured_at"), [(1, 1), (3, 3), (99, 5)])
+def test_losses_are_measured_once_all_values_are_there_or_when_it_takes_too_long(
+    complete_from: int, measured_at: int
+) -> None:
+    network = perceptrons()[0]
+    shared = Assignment.shared(network.slicing.anatomy, PEERS)
+    plan = Plan(shared, until=99, candidates=(Candidate.of(shared, "0", [0], OWN),))
+    samples = torch.rand(30, 6, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
+    learner = SgdLearner(network, samples, samples, local_samples=20, batch=5)
+    member = SharingMember(learner, plan, AutoOptions(), spread=2)
+    measured = []
+    for number in range(1, 8):
+        vector = member.before_averaging(learner.train())
+        if number == 1:  # something arrives from others, and nothing in later rounds
+            network.flat.mul_(0.9)
+        member.after_averaging(vector, complete=number >= complete_from)
+        measured.append(member.has_measured)
+    assert measured.index(True) == measured_at - 1
+
+
+def test_own_norm_statistics_begin_as_if_they_had_never_been_averaged() -> None:
+    """Training does not use them, so peers with own statistics from the start have the same weights."""
+
+    def run(own_from_start: bool) -> list[SgdLearner]:
+        generator = torch.Generator().manual_seed(3)
+        learners = [
+            SgdLearner(
+                network,
+                (torch.rand(30, 4, generator=generator) + 3 * peer, torch.arange(30) % 2),
+                (torch.rand(2, 4), torch.arange(2)), local_samples=20, batch=5, seed=peer,
+            )
+            for peer, network in enumerate(normed())
+        ]  # fmt: skip
+        shared = Assignment.shared(normed()[0].slicing.anatomy.with_norm_parts({"1"}), PEERS)
+        own = Candidate.of(shared, "norm-statistics", [0], OWN)
+        plan = Plan(own.assignment if own_from_start else shared, until=9)
+        if not own_from_start:
+            plan = replace(plan, candidates=(own,))
+        members = [SharingMember(learner, plan, AutoOptions()) for learner in learners]
+        networks = [learner.network for learner in learners]
+        average(networks)
+        for network in networks:  # the same first values in both runs
+            network.flat.copy_(torch.linspace(0.1, 1, len(network.flat)))
+        for _ in range(4):
+            vectors = [member.before_averaging(member.learner.train()) for member in members]
+            average(networks)
+            mean = np.mean(vectors, axis=0, dtype=np.float32)
+            for member in members:
+                member.after_averaging(mean)
+        if not own_from_start:
+            after = Plan(own.assignment, version=1, round=9, until=10, chosen=0)
+            for member in members:
+                assert member.follow(after)
+        return learners
+
+    for changed, own in zip(run(False), run(True), strict=True):
+        torch.testing.assert_close(changed.network.flat, own.network.flat, rtol=1e-4, atol=1e-5)
+        means = changed.network.module.state_dict()["1.running_mean"]
+        assert float(means.abs().max()) > 0.1

@@ -252,7 +252,7 @@ def test_an_axis_may_repeat_cells_and_have_axes_without_cells():
             {"a": "4-3-1"},
             None,
             None,
-            r"model 'a': layout 4-3-1 has 3 parts, the network has 2 \(input, 0\)",
+            r"model 'a': layout 4-3-1 has 3 parts, but the network has 2 \(input, 0\)",
         ),
         (
             {"a": "4-5"},
@@ -272,9 +272,9 @@ def test_an_axis_may_repeat_cells_and_have_axes_without_cells():
             {"b": "4-4"},
             {"b": ["a"]},
             None,
-            r"model 'b' depends on 'a', which this peer does not implement",
+            r"model 'b' depends on 'a', which this peer does not have",
         ),
-        ({"c": "4-4"}, {"b": ["a"]}, None, r"unknown model 'c': the dependency order names a, b"),
+        ({"c": "4-4"}, {"b": ["a"]}, None, r"unknown model 'c': the graph names a, b"),
         (
             {"a": [[0, 1, 2, 3], [0, 0]]},
             None,
@@ -282,7 +282,12 @@ def test_an_axis_may_repeat_cells_and_have_axes_without_cells():
             r"cell 0 of part '0' was given to 'a' and to 'a'",
         ),
         ({"a": [[0], [4]]}, None, "r", r"model 'a': part '0' has cells 0 to 3, not 4"),
-        ({"a": [[0]]}, None, "r", r"model 'a': indices were given for 1 parts, the network has 2"),
+        (
+            {"a": [[0]]},
+            None,
+            "r",
+            r"model 'a': indices were given for 1 parts, but the network has 2",
+        ),
         (
             {"a": {"hidden": [0]}},
             None,

@@ -16,6 +16,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from gossamer.models import (
+    Adam,
     AssociativeLearner,
     AssociativeNetwork,
     Difference,
@@ -60,7 +61,7 @@ def associator() -> AssociativeLearner:
 LEARNERS: dict[str, Callable[[], Learner]] = {
     "plain": sgd,
     "momentum": lambda: sgd(optimizer=lambda p: torch.optim.SGD(p, 0.05, momentum=0.9)),
-    "adam": lambda: sgd(optimizer=lambda p: torch.optim.Adam(p, 0.01)),
+    "adam": lambda: sgd(optimizer=lambda p: Adam(p, 0.01)),
     "proximal": lambda: ProximalLearner(sgd(), 0.1),
     "batch norm": lambda: sgd(module=normed()),
     "associative": associator,
@@ -111,7 +112,7 @@ def test_dropout_of_a_twin_does_not_change_the_random_numbers_of_its_peer() -> N
 
 
 def test_a_twin_shares_samples_and_nothing_else() -> None:
-    peer = sgd(optimizer=lambda p: torch.optim.Adam(p, 0.01))
+    peer = sgd(optimizer=lambda p: Adam(p, 0.01))
     peer.train(1)
     twin = LoneTwin(peer).alone
     assert isinstance(twin, SgdLearner)

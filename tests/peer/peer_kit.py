@@ -29,12 +29,13 @@ from gossamer.gossip import (
 )
 from gossamer.gossip.security import NullSecurity, SecurityLayer
 from gossamer.models import Metrics, SgdLearner
-from gossamer.peer.answers import NetworkFile
-from gossamer.peer.engine import Engine, InboundLimits, View
+from gossamer.peer.engine import Engine, View
 from gossamer.peer.lifecycle import Peer, Report, State
 from gossamer.peer.link import Link
 from gossamer.peer.machine import Machine, Worker, load_checkpoint, save_checkpoint
 from gossamer.peer.settings import Limits, Settings
+from gossamer.peer.store import NetworkFile
+from gossamer.peer.traffic import InboundLimits
 
 
 class Clocks(Machine):

@@ -12,7 +12,7 @@ from waiting import until
 
 from gossamer.gossip.security import Identity, invite, public_text, save_invitation
 from gossamer.peer import Authority, BrokerAddress
-from gossamer.peer.expiry import DAY, Reminders
+from gossamer.peer.membership import DAY, Reminders
 from gossamer.peer.process import certificate_ends
 
 INVITATION = "its invitation expires: ask for a new one"

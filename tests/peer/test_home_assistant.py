@@ -10,15 +10,21 @@ from peer_kit import Nest, quick
 
 from gossamer.gossip import topics
 from gossamer.peer.broker import write_rules
-from gossamer.peer.home_assistant import SENSORS, discovery_records, discovery_topics
+from gossamer.peer.summary import SENSORS, discovery_records, discovery_topics
 
-# The keys of an MQTT sensor that are used here, with their types, by Home Assistant's documentation.
+# The keys of an MQTT sensor that are used here, with their types, and all keys of its device and origin, by
+# the schemas of Home Assistant's mqtt component: it drops a record with any other key in these two.
 KEYS = {
     "name": str, "unique_id": str, "state_topic": str, "value_template": str, "icon": str,
     "availability_topic": str, "availability_template": str, "payload_available": str,
     "payload_not_available": str, "expire_after": int, "state_class": str, "device": dict,
     "unit_of_measurement": str, "suggested_display_precision": int, "origin": dict,
 }  # fmt: skip
+DEVICE_KEYS = {
+    "identifiers", "connections", "manufacturer", "model", "model_id", "name", "hw_version", "serial_number",
+    "sw_version", "via_device", "suggested_area", "configuration_url",
+}  # fmt: skip
+ORIGIN_KEYS = {"name", "sw_version", "support_url"}
 REQUIRED = {"state_topic", "unique_id", "value_template", "device", "origin", "availability_topic"}
 TEMPLATE = re.compile(r"\{\{ value_json\.(\w+) \}\}")
 
@@ -49,8 +55,13 @@ def check(retained, swarm, peer, lease):
         assert all(type(value) is KEYS[key] for key, value in record.items())
         assert record["state_topic"] == record["availability_topic"] == topics.state(swarm, peer)
         assert record.get("state_class") in (None, "measurement")
-        assert record["device"]["identifiers"] == [node]
-        assert record["origin"]["name"]
+        assert record["device"].keys() <= DEVICE_KEYS
+        assert record["device"].pop("identifiers") == [node]
+        assert all(type(value) is str for value in record["device"].values())
+        assert {"name"} <= record["origin"].keys() <= ORIGIN_KEYS
+        assert all(value and type(value) is str for value in record["origin"].values())
+        assert re.fullmatch(r"mdi:[a-z-]+", record["icon"])
+        assert not {"+", "#"} & set(record["state_topic"]), "a topic without wildcards"
         assert record["expire_after"] == 1.25 * lease
         shown[sensor] = values[TEMPLATE.fullmatch(record["value_template"])[1]]
         (available,) = TEMPLATE.fullmatch(record["availability_template"]).groups()

@@ -251,7 +251,7 @@ def test_a_topic_that_is_nobodys_does_not_disturb_a_goodbye(run: Run, tmp_path):
 
     async def swarm() -> Report:
         one = begin(Engine("a", make_learner("a"), quick(), checkpoint=path))
-        part = {"accuracy": 0.5, "members": {}, "transport": {}}
+        part = {"accuracy": 0.5, "members": {}, "transport": {}, "gain": {}}
         one.end("finished", "its training is over", "done", part)
         assert one.save()
         nest = Nest(quick())

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.gossip import ONE, Gossiper
-from gossamer.models import ModelError, ModelGraph, SgdLearner, SlicedNetwork, mlp
+from gossamer.models import ModelError, ModelGraph, Sgd, SgdLearner, SlicedNetwork, mlp
 from gossamer.peer import Matching
 from gossamer.peer.store import Agreement, MatchedStore
 
@@ -25,7 +25,7 @@ def learner(own: SlicedNetwork, momentum: float = 0.9) -> SgdLearner:
     y = torch.randint(0, 3, (30,), generator=random)
     return SgdLearner(
         own, (x, y), (x, y), local_samples=10, loss="cross-entropy",
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=momentum),
+        optimizer=lambda p: Sgd(p, 0.05, momentum=momentum),
     )  # fmt: skip
 
 

@@ -30,8 +30,8 @@ from gossamer.peer.presence import LEASE_MARGIN, Card, Status
 from gossamer.peer.summary import Ended, ModelSummary, PeerEvent, Summary
 
 FIELDS = [("layer.weight (global)", [4, 3], "float32")]
-NOW = float(int(time.time()))
-"""Invitations are dated by the real clock."""
+NOW = float(int(time.time())) + 3600
+"""The observer's clock. Invitations are dated by the real one: this is later, however late a test runs."""
 
 
 def card(session: str = "s1", *, since: float = NOW, lease: float = 10.0) -> bytes:
@@ -420,6 +420,7 @@ def test_a_swarm_is_seen_from_beginning_to_end_and_sees_nobody(run):
     assert [(p.presence, p.summary.neighbour_count) for p in seen] == [("online", 2)] * 3
     assert set(seen[0].summary.neighbours) == {"a", "b", "c"} - {seen[0].name}
     assert seen[0].summary.models["global"].members == 3
+    assert all(sum(p.summary.neighbour_bytes) == p.summary.sent_bytes for p in seen)
     assert held(reports) == injected(reports) == 3
     for peer in state.peers.values():
         assert (peer.round, peer.reason) == (4, "its training is over")

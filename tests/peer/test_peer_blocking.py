@@ -13,7 +13,7 @@ from waiting import wait_until
 from gossamer.gossip.security import layer as intake_module
 from gossamer.peer import engine as engine_module
 from gossamer.peer import machine as machine_module
-from gossamer.peer import outgoing as outgoing_module
+from gossamer.peer import traffic
 from gossamer.peer.engine import Engine
 from gossamer.peer.store import Agreement
 
@@ -40,7 +40,7 @@ def test_nothing_heavy_runs_on_the_loop(run, tmp_path, monkeypatch, mode):
     for name in ("save_checkpoint", "load_checkpoint"):
         watch(machine_module, name)
     watch(engine_module, "schema_hash")
-    watch(outgoing_module, "encode")
+    watch(traffic, "encode")
     watch(intake_module, "decode")
     learners = [make_learner("a"), make_learner("b")]
     for learner in learners:

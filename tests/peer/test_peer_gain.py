@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from learner_kit import GLOBAL
 from peer_kit import Nest, begin, make_learner, quick
 from waiting import until
 
@@ -16,12 +18,14 @@ from gossamer.models import Gain, Metrics, ModelError
 from gossamer.models.fednp import FedNPLearner, FedNPOptions
 from gossamer.peer.engine import Engine
 from gossamer.peer.exits import PeerError
-from gossamer.peer.records import is_record
+from gossamer.peer.summary import is_record
+
+EVERY_CELL = {"global": "4-6-2"}
 
 
-def alone(name: str, rounds: int, every: int = 1) -> Metrics:
+def alone(name: str, rounds: int, every: int = 1, slices: Mapping[str, str] = GLOBAL) -> Metrics:
     """The test of a peer that has trained so many rounds alone."""
-    learner = make_learner(name)
+    learner = make_learner(name, slices)
     for _ in range(rounds):
         learner.train(every)
     return learner.test()
@@ -43,7 +47,7 @@ def round_of(one: Engine) -> None:
     """One round: the peer trains, other peers' values change it, its twin trains."""
     one.train()
     one.network.flat.mul_(0.9)
-    one.train_twin()
+    one.training.train_twin(one.history.round)
 
 
 def test_a_twin_trains_as_often_as_its_peer_and_does_not_change_it() -> None:
@@ -52,8 +56,8 @@ def test_a_twin_trains_as_often_as_its_peer_and_does_not_change_it() -> None:
         round_of(one)
         round_of(other)
     assert torch.equal(one.network.flat, other.network.flat)
-    assert same(one.measure_gain(), alone("a", 3, every=2))
-    assert other.measure_gain() is None
+    assert same(one.training.measure_gain(one.history.round), alone("a", 3, every=2))
+    assert other.training.measure_gain(other.history.round) is None
 
 
 def test_a_restart_keeps_the_twin(tmp_path: Path) -> None:
@@ -63,9 +67,9 @@ def test_a_restart_keeps_the_twin(tmp_path: Path) -> None:
     assert first.save()
     second = engine(tmp_path / "a.checkpoint")
     assert second.restored
-    assert same(second.measure_gain(), alone("a", 3))
+    assert same(second.training.measure_gain(second.history.round), alone("a", 3))
     round_of(second)
-    assert same(second.measure_gain(), alone("a", 4))
+    assert same(second.training.measure_gain(second.history.round), alone("a", 4))
 
 
 def test_a_twin_makes_up_for_a_round_that_a_crash_cut_off(tmp_path: Path) -> None:
@@ -74,7 +78,7 @@ def test_a_twin_makes_up_for_a_round_that_a_crash_cut_off(tmp_path: Path) -> Non
     first.train()
     assert first.save()  # and dies before its twin has trained
     second = engine(tmp_path / "a.checkpoint")
-    assert same(second.measure_gain(), alone("a", 2))
+    assert same(second.training.measure_gain(second.history.round), alone("a", 2))
 
 
 def test_a_twin_that_would_have_missed_rounds_is_not_measured(
@@ -85,7 +89,7 @@ def test_a_twin_that_would_have_missed_rounds_is_not_measured(
     assert first.save()
     caplog.set_level(logging.WARNING)
     second = engine(tmp_path / "a.checkpoint")
-    assert second.measure_gain() is None
+    assert second.training.measure_gain(second.history.round) is None
     assert "peer a: gain was set after its first round" in caplog.text
 
 
@@ -144,15 +148,15 @@ def test_a_twin_trains_on_samples_that_its_peer_sets_aside(run) -> None:
 
     async def swarm():
         nest = Nest(quick(rounds=14, sharing="auto", expect=names, founder=True))
-        learner = make_learner("a")
+        learner = make_learner("a", EVERY_CELL)
         nest.start(
             "a", learner, nest.settings.updated(gain=1.0),
             on_record=lambda _: sizes.add(len(learner.samples[1])),
         )  # fmt: skip
         for name in names[1:]:
-            nest.start(name)
+            nest.start(name, make_learner(name, EVERY_CELL))
         return await nest.all()
 
     report, *_ = run(swarm())
     assert min(sizes) < len(make_learner("a").samples[1])
-    assert same(Gain.from_dict(report.gain), alone("a", report.rounds))
+    assert same(Gain.from_dict(report.gain), alone("a", report.rounds, slices=EVERY_CELL))

@@ -14,9 +14,15 @@ from peer_kit import Nest, Still, consensus, flooded, held, injected, make_learn
 
 from gossamer.gossip import MAX_MESSAGE_BYTES, Chunker, Give, MemoryBroker, Recall, topics
 from gossamer.gossip.security import NullSecurity
-from gossamer.peer.engine import MAX_WAITING_BYTES, MIN_WAITING_BYTES, Engine, InboundLimits
+from gossamer.peer.engine import Engine
 from gossamer.peer.exits import PeerError
-from gossamer.peer.outgoing import WARN_AFTER_TRIES, Dispatch
+from gossamer.peer.traffic import (
+    MAX_WAITING_BYTES,
+    MIN_WAITING_BYTES,
+    WARN_AFTER_TRIES,
+    Dispatch,
+    InboundLimits,
+)
 
 # --- room ---------------------------------------------------------------------------------------
 
@@ -44,6 +50,20 @@ def test_a_peer_keeps_no_room_for_what_it_has_no_use_for():
     chunk = next(Chunker("b", 16_000).split([bytes(10_000_000)]))
     engine.turn([("global", chunk)], [], 0.0, 16_000)
     assert engine.dropped == {"too-large": 1}
+
+
+def test_a_message_of_a_model_that_peers_have_just_begun_to_share_is_no_warning(
+    caplog: pytest.LogCaptureFixture,
+):
+    """However large it is: this peer does not follow the plan yet, and the sender repeats it."""
+    learner = make_learner("a")
+    learner.network.reslice({"all": 1.0})
+    engine = Engine("a", learner, quick(sharing="auto"))
+    caplog.clear()
+    chunk = next(Chunker("b", 16_000).split([bytes(10_000_000)]))
+    engine.turn([("statistics-0123abcd-8", chunk)], [], 0.0, 16_000)
+    assert engine.dropped == {"unknown-model": 1}
+    assert not caplog.records
 
 
 def test_a_model_too_large_for_any_message_is_refused_by_name():

@@ -10,7 +10,7 @@ import torch
 from peer_kit import Nest, Still, begin, held, injected, make_learner, quick
 from waiting import until
 
-from gossamer.gossip import ONE, Give, ReleasePlan
+from gossamer.gossip import ONE, Give, ReleasePlan, topics
 from gossamer.gossip.security import GuardSettings
 from gossamer.models import ModelError
 from gossamer.peer import Matching
@@ -19,6 +19,7 @@ from gossamer.peer.engine import Engine
 from gossamer.peer.exits import PeerError
 from gossamer.peer.presence import Online
 from gossamer.peer.store import MatchedStore
+from gossamer.peer.summary import Summary, read_summary
 
 ALIGN = {"global": Matching("align")}
 
@@ -48,6 +49,10 @@ def test_what_a_trained_newcomer_brings_counts_with_its_weight(run, guards):
     assert records[-1]["counts"]
     for life in nest.lives:
         np.testing.assert_allclose(life.peer.learner.network.read("global"), 1.05, rtol=1e-4)
+
+
+def summary_of(nest: Nest, name: str) -> Summary | None:
+    return read_summary(nest.broker.retained.get(topics.summary("nest", name), b""))
 
 
 def shuffled(name: str, order: list[int]):
@@ -90,6 +95,12 @@ def test_only_aligned_cells_are_mixed(run, matching):
         float((life.peer.learner.network.read("global") - start).abs().max()) for life in nest.lives
     ]
     assert (max(apart) < 1e-5) == bool(matching), apart
+    told = summary_of(nest, "c")
+    assert told is not None
+    added = [(event.kind, event.text) for event in told.events if "counts in" in event.text]
+    expected = "aligned with a, b: moved 4 cells; counts in global"
+    plain = "adds its trained network as it is, and counts in global"
+    assert added == [("aligned", expected) if matching else ("counted", plain)]
 
 
 def test_of_two_trained_peers_that_come_together_one_gives_the_order(run):

@@ -46,6 +46,22 @@ def test_faults_lose_and_double_nothing(run, mode):
 
 
 @pytest.mark.parametrize("mode", ["rounds", "server"])
+def test_a_liar_does_not_decide_a_robust_mean(run, mode):
+    names = (*NAMES, "e")
+    values = (1.0, 1.1, 0.9, 1.0, -1000.0)
+    learners = [Still(make_learner(n), v) for n, v in zip(names, values, strict=True)]
+    _, reports = run(
+        live(
+            mode, learners=learners, names=names, samples=(1,) * 5, robust="trimmed", hostile=1,
+            broker=MemoryBroker(FAULTS, seed=5),
+        )
+    )  # fmt: skip
+    for learner in learners[:4]:
+        np.testing.assert_allclose(learner.network.read("global"), 1.0, atol=0.11)
+    assert held(reports) == injected(reports) == 5
+
+
+@pytest.mark.parametrize("mode", ["rounds", "server"])
 def test_lockstep_modes_compute_what_the_arena_computes(run, mode):
     learners, _ = run(live(mode, broker=MemoryBroker(FAULTS, seed=5)))
     twins = [make_learner(name) for name in NAMES]

@@ -12,7 +12,7 @@ from waiting import until
 
 from gossamer.gossip import Give, ReleasePlan, encode
 from gossamer.gossip.security import GuardSettings, SwarmSecurity
-from gossamer.peer import outgoing as outgoing_module
+from gossamer.peer import traffic
 from gossamer.peer.engine import Engine
 from gossamer.peer.exits import PeerError
 from gossamer.peer.presence import Gone
@@ -44,7 +44,7 @@ def test_masks_hide_values_and_leave_the_average(run, tmp_path, monkeypatch, mod
             first.setdefault(message.sender, np.array(message.value))
         return encode(message, schema, dtype)
 
-    monkeypatch.setattr(outgoing_module, "encode", recording)
+    monkeypatch.setattr(traffic, "encode", recording)
     private = {} if scale is None else {"global": scale}
     learners, reports = run(still(Papers(tmp_path), mode, private=private, guards="off"))
     assert held(reports) == injected(reports) == 4

@@ -20,19 +20,18 @@ from gossamer.gossip import ONE, ReleasePlan, topics
 from gossamer.gossip.security import Admission, SwarmSecurity, revocation_topic
 from gossamer.models import ModelError, SgdLearner, SlicedNetwork, mlp
 from gossamer.models.sharing import OWN, Assignment, AutoOptions, Memory, Plan, SharingReport
-from gossamer.peer import PeerError
+from gossamer.peer import AUTO_MODELS, PeerError
 from gossamer.peer.engine import Engine
 from gossamer.peer.lifecycle import Report
 from gossamer.peer.presence import Card, Online, Status
 from gossamer.peer.settings import Settings
-from gossamer.peer.sharing import AUTO_MODELS
 
 torch.set_num_threads(1)
-NAMES = tuple("abcdefgh")
+NAMES = tuple("abcdef")
 OTHER = torch.tensor([3, 4, 5, 6, 7, 8, 9, 0, 1, 2])
 
 
-def make(name: str, *, permuted: bool = True, samples: int = 120) -> SgdLearner:
+def make(name: str, *, permuted: bool = True, samples: int = 120, rate: float = 0.1) -> SgdLearner:
     """A learner of digits; every second peer has other labels if `permuted`."""
     digits, index = load("digits"), ord(name) - ord("a")
     order = torch.randperm(len(digits.train.y), generator=torch.Generator().manual_seed(0))
@@ -42,7 +41,7 @@ def make(name: str, *, permuted: bool = True, samples: int = 120) -> SgdLearner:
     assert digits.test is not None
     tests = digits.test.x.flatten(1), relabel[digits.test.y]
     train = digits.train.x.flatten(1)[own], relabel[digits.train.y[own]]
-    return SgdLearner(network, train, tests, local_samples=80, batch=10, rate=0.1, seed=index)
+    return SgdLearner(network, train, tests, local_samples=80, batch=10, rate=rate, seed=index)
 
 
 def check_accounts(reports: Iterable[Report]) -> set[str]:
@@ -65,21 +64,29 @@ def groups_of(learners: dict[str, SgdLearner]) -> dict[str, set[str]]:
     return members
 
 
-def two_groups(learner: SgdLearner, names: Sequence[str]) -> Plan:
+def two_groups(
+    learner: SgdLearner, names: Sequence[str], labels: tuple[int, ...] | None = None
+) -> Plan:
     """Return a plan in which every second peer averages its outputs with the others like it."""
     anatomy = learner.network.slicing.anatomy
-    labels = tuple(place % 2 for place in range(len(names)))
+    labels = labels or tuple(place % 2 for place in range(len(names)))
     shared = Assignment.shared(anatomy, names)
     grouped = shared.change(anatomy.names[-1], range(10), labels).named()
     quiet = asdict(Memory(next_look=10**9))
     return Plan(grouped, version=50, round=0, until=0, deciding=False, memory=quiet)
 
 
+def entry_of(by: Any, plan: Plan | dict[str, Any]) -> dict[str, Any]:
+    """What the card of a plan's maker says."""
+    record = plan if isinstance(plan, dict) else plan.as_record()
+    return {"by": by, "version": record["version"], "plan": record, "like": None}
+
+
 async def offer(life: Any, name: str, plan: Plan) -> None:
     """Let a live peer announce a plan as if it had made it."""
     link = life.peer.link
     assert link is not None
-    await link.worker.run(link.engine.sharing.offer, {"by": name, "plan": plan.as_record()})
+    await link.worker.run(link.engine.sharing.offer, name, entry_of(name, plan))
 
 
 @pytest.mark.parametrize("wire", [{"compress": "int8"}, {"dtype": "float16", "drift": 0.02}])
@@ -140,7 +147,7 @@ def test_in_lockstep_peers_decide_what_a_simulation_decides_at_the_same_rounds(
 
     The peers trust each other, and nobody knew the names of their groups when invitations were signed.
     """
-    graph, rounds = nx.circulant_graph(len(NAMES), [1, 2, 3]), 26
+    graph, rounds = nx.circulant_graph(len(NAMES), [1, 2]), 18
     simulated = [make(name) for name in NAMES]
     sharing = AutoSharing()
     mixing = Gossip(graph, exchanges=3) if mode == "rounds" else ExactMean()
@@ -173,13 +180,14 @@ def test_in_lockstep_peers_decide_what_a_simulation_decides_at_the_same_rounds(
     decided = [one for report in reports if report.sharing for one in report.sharing["decisions"]]
     last = rounds - AutoOptions().every
     simulated_decisions = [one for one in sharing.as_record()["decisions"] if one["round"] <= last]
+    assert decided
     for one in decided:
         one["groups"] = [[label(name) for name in group] for group in one["groups"]]
     assert [(one["round"], one["part"], one["cells"], one["groups"]) for one in decided] == [
         (one["round"], one["part"], one["cells"], one["groups"]) for one in simulated_decisions
     ]
     accuracies = [test.accuracy for test in expected.tests]
-    assert [report.accuracy for report in reports] == pytest.approx(accuracies, abs=0.03)
+    assert [report.accuracy for report in reports] == pytest.approx(accuracies, abs=0.06)
 
 
 def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
@@ -187,7 +195,7 @@ def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
 
     All have invitations, and judge each other's values.
     """
-    learners = {name: make(name) for name in (*NAMES, "i")}
+    learners = {name: make(name) for name in (*NAMES, "g")}
     papers = Papers(tmp_path)
     names = tuple(papers.invite(name, models=AUTO_MODELS) for name in learners)
 
@@ -208,7 +216,7 @@ def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
             learners[name] = make(name)
             lives[name] = start(name)
             await until(lambda name=name: lives[name].trains())
-        late = start("i", settings)
+        late = start("g", settings)
         await until(lambda: late.counts() and late.view.plan >= lives["b"].view.plan - 1)
         newcomer_plan = late.view.plan
         return await nest.finish(8), newcomer_plan
@@ -254,13 +262,36 @@ def test_newcomers_join_the_groups_that_their_own_held_out_samples_prefer(run) -
     assert sum(report.accuracy for report in reports) / len(reports) > 0.7
 
 
+def test_a_peer_that_was_left_alone_when_groups_formed_finds_its_group(run) -> None:
+    """All follow the plan that moves it, although it is one of those that the groups were made for."""
+    names = NAMES[:5]
+    # a learns what c and e learn. It has trained on all its samples by the time it looks for a group.
+    learners = {name: make(name) for name in names}
+    plan = two_groups(learners["a"], names, (0, 1, 2, 1, 2))
+
+    async def scenario() -> list[Report]:
+        nest = Nest(quick(rounds=10**6, expect=names, sharing="auto", settle_tolerance=1e-2))
+        lives = {name: nest.start(name, learners[name]) for name in names}
+        await until(lambda: all(life.trains() and life.view.plan for life in lives.values()))
+        await offer(lives["a"], "a", plan)
+        await until(lambda: {"a", "c", "e"} in groups_of(learners).values())
+        await until(lambda: {"b", "d"} in groups_of(learners).values())
+        return await nest.finish(8)
+
+    reports = run(scenario())
+    check_accounts(reports)
+    assert not any("plan" in report.dropped for report in reports)
+
+
 def hostile_entries(good: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What a card may have in the place of a plan; good: the record of a plan for peers a to d."""
     assignment, own = good["assignment"], {"part": "2", "cells": [0], "scheme": 1}
     yield {}
-    yield {"by": "a", "plan": 7}
-    for by in ("", "a/b", "x" * 65, 7, None, ["a"]):
-        yield {"by": by, "plan": good}
+    yield entry_of("a", good) | {"plan": 7}
+    yield entry_of("a", good) | {"version": 7}
+    yield entry_of("a", good) | {"version": "many", "plan": None}
+    for by in ("", "a/b", "x" * 65, 7, None, ["a"], "b"):
+        yield entry_of(by, good)
     for changes in (
         {"version": "many"},
         {"version": 10**400},
@@ -269,7 +300,6 @@ def hostile_entries(good: dict[str, Any]) -> Iterator[dict[str, Any]]:
         {"until": float("inf")},
         {"deciding": "yes"},
         {"chosen": -1},
-        {"memory": {"colour": 1}},
         {"memory": {"steps": "many"}},
         {"memory": {"recent_losses": "few"}},
         {"assignment": {"peers": []}},
@@ -289,7 +319,7 @@ def hostile_entries(good: dict[str, Any]) -> Iterator[dict[str, Any]]:
         {"candidates": [own | {"scheme": [0, 1]}]},
         {"candidates": [own] * 1000},
     ):
-        yield {"by": "a", "plan": good | changes}
+        yield entry_of("a", good | changes)
 
 
 def test_a_plan_that_cannot_be_read_is_dropped_and_the_lower_name_holds() -> None:
@@ -303,11 +333,42 @@ def test_a_plan_that_cannot_be_read_is_dropped_and_the_lower_name_holds() -> Non
     engine.begin_round()
     assert sharing.version == 0
     for by, followed in (("c", "c"), ("d", "c"), ("a", "a")):
-        sharing.offer({"by": by, "plan": good})
+        sharing.offer(by, entry_of(by, good))
         sharing.follow()
         entry = sharing.as_card_entry()
         assert entry is not None
         assert entry["by"] == followed
+
+
+def test_the_next_in_order_announces_the_plan_of_a_peer_that_is_gone_as_its_own() -> None:
+    """Plans are read from their makers' cards, and newcomers must find one. They do not make plans before."""
+    engine = begin(Engine("c", make("c"), quick(sharing="auto", rounds=60)))
+    sharing = engine.sharing
+    assert sharing is not None
+    plan = sharing.first_plan(0, ["b", "d", "e"])
+    sharing.offer("b", entry_of("b", plan))
+    sharing.follow()
+    behind = {"by": "b", "version": plan.version, "plan": None, "like": None}
+    ahead = behind | {"version": plan.version + 3}  # it has seen more of the peer that is gone
+    sharing.offer("e", ahead)
+    newcomer, follower = Online("a", "s", ()), Online("e", "s", (), plan=ahead)
+    without_plan = Online("b", "s2", ())  # as after a restart that has lost everything
+    for others in ({"b": Online("b", "s", (), plan=entry_of("b", plan))}, {"b": without_plan}):
+        sharing.averaged(1, {"a": newcomer, "e": follower} | others)
+        sharing.follow()
+        entry = sharing.as_card_entry()
+        assert entry is not None
+        assert entry["by"] == ("c" if others["b"] is without_plan else "b")
+    assert entry["version"] == plan.version + 4
+    assert entry["plan"]["assignment"] == plan.assignment.as_record()
+    late = begin(Engine("a", make("a"), quick(sharing="auto", rounds=60))).sharing
+    assert late is not None
+    late.averaged(1, {"c": Online("c", "s", (), plan=entry), "d": follower, "e": follower})
+    late.follow()
+    assert late.version == 0
+    late.offer("c", entry)
+    late.follow()
+    assert late.version == entry["version"] + 1
 
 
 def test_nobody_can_make_the_last_plan() -> None:
@@ -315,10 +376,10 @@ def test_nobody_can_make_the_last_plan() -> None:
     sharing = engine.sharing
     assert sharing is not None
     good = sharing.first_plan(0, ["a", "c", "d"]).as_record()
-    sharing.offer({"by": "c", "plan": good})
+    sharing.offer("c", entry_of("c", good))
     with pytest.raises(ModelError, match="version"):
-        sharing.offer({"by": "a", "plan": good | {"version": 2**52}})
-    sharing.offer({"by": "a", "plan": good | {"version": 1000}})  # somebody who was away for long
+        sharing.offer("a", entry_of("a", good | {"version": 2**52}))
+    sharing.offer("a", entry_of("a", good | {"version": 1000}))  # somebody who was away for long
     sharing.follow()
     assert sharing.version == 1001
 
@@ -329,7 +390,7 @@ def test_plans_of_strangers_and_of_revoked_members_are_ignored(run, tmp_path: Pa
     names = papers.names("a", "b", "c")
     engine = Engine("a", make("a"), quick(sharing="auto", rounds=60))
     assert engine.sharing is not None
-    entry = {"by": "b", "plan": engine.sharing.first_plan(0, ["b", "c", "d"]).as_record()}
+    entry = entry_of("b", engine.sharing.first_plan(0, ["b", "c", "d"]))
 
     def security_of(owner: Papers, label: str) -> SwarmSecurity:
         identity = owner.people[label]
@@ -379,13 +440,42 @@ def test_what_auto_cannot_do_is_refused() -> None:
             Engine("a", make("a"), quick(sharing="auto", **changes))
 
 
+def test_a_learner_with_which_nothing_can_be_decided_is_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Other(SgdLearner):
+        """May have any loss."""
+
+    few, other, sliced, frozen = make("a", samples=9), make("a"), make("a"), make("a")
+    other.__class__ = Other
+    sliced.network.reslice({"hidden": "64-30-0", "outputs": "0-0-10"})
+    for learner, reason in (
+        (few, r"9 training samples, and sharing = \"auto\" holds some out, which takes 10$"),
+        (other, r"needs learners with a loss per sample \(SgdLearner\), not Other$"),
+        (
+            sliced,
+            r"partial models of its own \(hidden, hidden&outputs, outputs\).*leave out one of them$",
+        ),
+    ):
+        with pytest.raises(PeerError, match=f"^peer a: .*{reason}"):
+            Engine("a", learner, quick(sharing="auto"))
+    for parameter in frozen.network.module[0].parameters():
+        parameter.requires_grad_(False)
+    Engine("a", frozen, quick(sharing="auto", expect=("a", "b", "c")))
+    assert [record.message for record in caplog.records] == [
+        "peer a: everything stays shared until more have joined: 3 peers are expected, and comparing them "
+        "takes 4",
+        "peer a: parts 0 and input stay shared, because they are not trained",
+    ]
+
+
 def test_a_restart_goes_on_with_the_plan_that_it_followed(tmp_path: Path) -> None:
     learner = make("a")
     engine = Engine("a", learner, quick(sharing="auto", rounds=60), checkpoint=tmp_path / "x")
     begin(engine)
     assert engine.sharing is not None
     plan = engine.sharing.first_plan(0, ["b", "c", "d"])
-    engine.sharing.offer({"by": "a", "plan": plan.as_record()})
+    engine.sharing.offer("a", entry_of("a", plan))
     for _ in range(2):
         engine.begin_round()
         engine.train()

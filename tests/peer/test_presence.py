@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from dataclasses import dataclass, field, fields
 
 import pytest
 from peer_kit import begin, delivered, make_learner, quick
@@ -13,6 +15,7 @@ from gossamer.peer.engine import Engine
 from gossamer.peer.presence import (
     MAX_KEPT_BYTES,
     RETURN_GRACE,
+    SINCE,
     Card,
     Gone,
     Goodbye,
@@ -22,6 +25,8 @@ from gossamer.peer.presence import (
     Status,
     limit_goodbyes,
     read_card,
+    read_presence,
+    read_status,
 )
 
 FIELDS = [("layer.weight (global)", [4, 3], "float32")]
@@ -48,6 +53,28 @@ def test_a_peer_counts_once_card_and_status_agree():
     assert r.receive_card("bob", Card("s0", 0.0, 1, {"global": FIELDS}).encode()) == []
     card = Card("s1", 0.0, 1, {"global": FIELDS, "foreign": FIELDS}).encode()
     assert r.receive_card("bob", card) == [online("bob", "s1")]
+
+
+@dataclass(frozen=True)
+class LaterStatus(Status):
+    """The status of a later version, which has one field more."""
+
+    colour: str = field(default="grey", metadata={SINCE: "1.1"})
+
+
+def test_a_field_that_was_added_later_has_its_default_where_it_is_missing():
+    earlier, later = Status("online", "s1"), LaterStatus("online", "s1", colour="red")
+    assert read_status(later.encode()) == earlier
+    assert read_presence(LaterStatus, later.encode()) == later
+    assert read_presence(LaterStatus, earlier.encode()) == LaterStatus("online", "s1")
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Card)])
+def test_every_field_of_the_first_version_is_required(name: str):
+    table = json.loads(Card("s1", 0.0, 1, {"global": FIELDS}).encode())
+    assert read_card(json.dumps(table | {"colour": [1, {"a": 2}]}).encode()) is not None
+    del table[name]
+    assert read_card(json.dumps(table).encode()) is None
 
 
 def test_a_peer_says_that_it_is_about_to_leave():

@@ -11,8 +11,13 @@ import pytest
 from test_observer import NOW, Told, summary
 
 from gossamer.peer.exits import PeerError
-from gossamer.peer.problems import find_problems
-from gossamer.peer.prometheus import PROBLEMS, serve_metrics, serve_swarm_metrics, summary_families
+from gossamer.peer.monitoring import (
+    PROBLEMS,
+    find_problems,
+    serve_metrics,
+    serve_swarm_metrics,
+    summary_families,
+)
 from gossamer.peer.summary import ModelSummary, read_summary
 
 pytest.importorskip("prometheus_client")

@@ -9,8 +9,8 @@ import pytest
 
 from gossamer.gossip import topics
 from gossamer.peer.process import BrokerAddress, PeerSpec
-from gossamer.peer.records import MAX_BYTES, is_record, read_record
 from gossamer.peer.settings import Settings
+from gossamer.peer.summary import MAX_RECORD_BYTES, is_record, read_record
 from gossamer.peer.swarm import LocalSwarm, SwarmSpec
 
 NAMES = ("a", "b")
@@ -36,7 +36,7 @@ BAD = [
     {"training_loss": []}, {"disagreement": []}, {"disagreement": {"global": "far"}},
     {"disagreement": {"[/x]": 0.1}}, {"disagreement": {"global": None}}, {"packets": None},
     {"bytes": 10**400}, {"bytes": 0.5}, {"received": "1"}, {"neighbours": []},
-    {"more": nested(500)}, {"more": nested(3)}, {"more": 10**400}, {"more": "x" * MAX_BYTES},
+    {"more": nested(500)}, {"more": nested(3)}, {"more": 10**400}, {"more": "x" * MAX_RECORD_BYTES},
 ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ SMALL = Summary(
     session="s1", time=100.0, since=10.0, state="averaging", phase="training", round=7, rounds=30,
     version="0.1.0", round_ended=99.0, models={"global": ModelSummary(True, 7, 3, 4, 0.01, 1.25)},
     metrics={"accuracy": 0.9, "loss": 0.3}, neighbours=("b", "c"), neighbour_count=2,
+    neighbour_bytes=(70, 30),
     sent_bytes=1000, sent_packets=10, received_bytes=900, received_packets=9,
     refused={"d": "mode is 'async' here and 'rounds' there"}, ended=Ended("left", "told to", 100.0),
     last_end=Ended("lost", "its process ended without a goodbye", 5.0),
@@ -39,6 +40,7 @@ def large(models: int = 400) -> Summary:
         SMALL,
         models={f"{'m' * 58}{index:06}": ModelSummary(True) for index in range(models)},
         neighbours=tuple(names),
+        neighbour_bytes=tuple(range(len(names))),
         neighbour_count=4000,
         refused=dict.fromkeys(names, "r" * 200),
         events=tuple(PeerEvent(float(i), "refused", "t" * 200, names[0]) for i in range(16)),
@@ -74,6 +76,7 @@ def test_whatever_is_in_it_it_is_bounded_and_says_what_it_leaves_out(limit: int)
     assert read is not None
     assert len(read.models) + read.omitted_models == 400
     assert read.neighbour_count == 4000
+    assert len(read.neighbour_bytes) == len(read.neighbours)
     assert (read.round, read.metrics) == (SMALL.round, SMALL.metrics)
 
 

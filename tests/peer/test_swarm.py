@@ -77,6 +77,14 @@ def test_peers_in_processes_learn_to_the_end_and_are_watched(spec, monkeypatch):
     assert log.count("peer c is online") == 2  # once for each peer of this process
 
 
+@pytest.mark.parametrize("log_json", [False, True])
+def test_logs_are_json_if_that_is_wanted(run, spec, pretend, log_json):
+    python = pretend('echo "$@" >&2\n')
+    run(LocalSwarm(replace(spec, log_json=log_json), python=python).run())
+    options = (spec.folder / "host-1.log").read_text().split()
+    assert ("--log-json" in options) is log_json
+
+
 def test_a_crashed_process_is_restarted_alone(run, spec, pretend):
     python = pretend('case "$3.$count" in *host-0.json.1) echo "KeyError: oh" >&2; exit 1;; esac\n')
     events = []

@@ -97,7 +97,7 @@ def test_disconnected_draw_names_components() -> None:
         (lambda: graphs.watts_strogatz(9, degree=3), "even"),
         (lambda: graphs.barabasi_albert(4, links=4), "1 … 3"),
         (lambda: graphs.clusters(4, clusters=9), "9 clusters"),
-        (lambda: graphs.clusters(4, clusters=2, links=5), "links, not 5"),
+        (lambda: graphs.clusters(4, clusters=2, links=5), "links between them, not 5"),
     ],
 )
 def test_impossible_graphs_say_why(make, message: str) -> None:

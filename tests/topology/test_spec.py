@@ -39,6 +39,15 @@ def test_a_graph_or_a_path_is_a_spec(tmp_path: Path) -> None:
     assert len(build(long, 2)) == 2
 
 
+def test_links_are_listed_in_the_spec() -> None:
+    links = [[2, 0], [1, 2]]
+    graph = build({"kind": "links", "links": links}, 4)
+    assert list(graph) == [0, 1, 2, 3]
+    assert {frozenset(link) for link in graph.edges} == {frozenset(link) for link in links}
+    one_way = build({"kind": "links", "links": links, "directed": True})
+    assert set(one_way.edges) == {(2, 0), (1, 2)}
+
+
 def test_schedules() -> None:
     assert build_schedule("one-peer-exponential", 16).period == 4
     assert build_schedule("random-matchings:5", 16).period == 5
@@ -59,10 +68,14 @@ def test_schedules() -> None:
         ({"degree": 4}, 8, "needs a kind"),
         ("regular:x", 8, "degree is 'x', not a whole number"),
         ("regular:4:5", 8, "write regular:degree"),
-        ("ring", None, "how many peers"),
+        ("ring", None, "give the number of peers"),
         ("random-matchings", 8, "it is a schedule"),
         ({"kind": "file"}, 8, "path"),
         ({"kind": "function"}, 8, "module:function"),
+        ({"kind": "links"}, 3, "links"),
+        ({"kind": "links", "links": [[0, 1, 2]]}, 3, r"\[0, 1, 2\] is not a pair of peers"),
+        ({"kind": "links", "links": [[0, 3]]}, 3, "3 peers have the numbers 0 … 2"),
+        ({"kind": "links", "links": [[1, 1]]}, 3, "self-loops at"),
         (nx.path_graph(5), 8, "fewer peers than the swarm: 5, not 8"),
         (nx.path_graph(9), 8, "more peers than the swarm: 9, not 8"),
     ],

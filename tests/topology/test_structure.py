@@ -1,7 +1,7 @@
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
@@ -19,6 +19,7 @@ from gossamer.topology import (
     metropolis,
     mixing_matrix,
     model_facts,
+    partition,
     require_connected,
     uniform_push,
     weak_spots,
@@ -110,7 +111,7 @@ def test_facts_of_the_karate_club() -> None:
     }
     by_group = model_facts(club, groups)
     assert by_group["Mr. Hi"].peers + by_group["Officer"].peers == 34
-    assert all(f.second < found.second for f in by_group.values())
+    assert all(f.rate < found.rate for f in by_group.values())
 
 
 def test_model_facts_name_the_torn_model() -> None:
@@ -217,3 +218,39 @@ def test_a_graph_is_weighted_by_anything_but_ones() -> None:
     assert not has_weights(graph)
     graph[0][1]["weight"] = 0
     assert has_weights(graph)
+
+
+@example(peers=2, density=0.0, parts=5, seed=0)
+@given(st.integers(2, 60), st.floats(0, 0.5), st.integers(1, 7), st.integers(0, 99))
+def test_parts_are_balanced_and_depend_on_the_graph_alone(
+    peers: int, density: float, parts: int, seed: int
+) -> None:
+    graph = nx.gnp_random_graph(peers, density, seed=seed)
+    part_of = partition(graph, parts)
+    sizes = np.bincount(part_of, minlength=parts)
+    assert len(sizes) == parts
+    assert sizes.max() - sizes.min() <= 1
+    shuffled = nx.Graph()
+    shuffled.add_nodes_from(reversed(range(peers)))
+    shuffled.add_edges_from(reversed(list(graph.edges)))
+    assert (partition(shuffled, parts) == part_of).all()
+
+
+def links_between(graph: nx.Graph, part_of: np.ndarray) -> int:
+    return sum(part_of[u] != part_of[v] for u, v in graph.edges)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 8])
+def test_few_links_run_between_parts(parts: int) -> None:
+    order = np.random.default_rng(0).permutation(240).tolist()
+    ring = nx.relabel_nodes(nx.cycle_graph(240), dict(enumerate(order)))
+    assert links_between(ring, partition(ring, parts)) <= 2 * parts
+    groups = nx.random_partition_graph([30] * 8, 0.5, 0.01, seed=1)
+    groups = nx.relabel_nodes(nx.Graph(groups.edges), dict(enumerate(order)))
+    at_random = links_between(groups, np.arange(240) % parts)
+    assert links_between(groups, partition(groups, parts)) < 0.5 * at_random
+
+
+def test_two_halves_of_a_random_regular_graph_share_a_fifth_of_its_links() -> None:
+    graph = nx.random_regular_graph(4, 1000, seed=3)
+    assert links_between(graph, partition(graph, 2)) < 0.2 * graph.number_of_edges()

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gossamer.gossip import Packed, PackError
 from gossamer.gossip.compress import (
     CompressError,
-    Packed,
-    PackError,
     distortion,
     parse,
     roundtrip,

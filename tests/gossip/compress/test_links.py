@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gossamer.gossip import ONE, DictStore, Give, Gossiper, Message, decode, encode
-from gossamer.gossip.compress import Links, Packed, parse
+from gossamer.gossip import ONE, DictStore, Give, Gossiper, Message, Packed, decode, encode
+from gossamer.gossip.compress import Links, parse
 
 SIZE = 600
 SHAPES = {"v": [(20, 30)]}

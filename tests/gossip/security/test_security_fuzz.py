@@ -71,10 +71,8 @@ class Target:
         self.gossiper.inject("global", ONE)
         for other in (self.anna, self.carl):
             self.gossiper.peer_online(other.name, other.session, ["global"])
-        self.guards = Guards(
-            GuardSettings(distance=10, norm=10, outlier=None, rate=1e9, burst=1e9, strikes=10**9)
-        )
-        guard(self.gossiper, self.guards, self.clock.monotonic)
+        self.guards = Guards(GuardSettings(distance=10, norm=10, outlier=None, rate=1e9, burst=1e9))
+        guard(self.gossiper, self.guards)
         self.intake = Intake(
             self.ben.security, {"global": SCHEMA}, guards=self.guards,
             drop=lambda cause, _: self.dropped.update([cause]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import pytest
 from security_kit import (
     OWNER,
@@ -21,11 +20,8 @@ from security_kit import (
 )
 
 from gossamer.gossip import topics
-from gossamer.gossip.pushsum import ONE
 from gossamer.gossip.security import (
     Admission,
-    Guards,
-    GuardSettings,
     Identity,
     Revocations,
     TrustError,
@@ -44,7 +40,6 @@ from gossamer.gossip.security import (
 )
 from gossamer.gossip.security.identity import check_key
 from gossamer.gossip.security.members import MAX_CARD_MODELS
-from gossamer.gossip.wire import Give
 
 # --- keys and names ----------------------------------------------------------------------------------
 
@@ -529,13 +524,3 @@ def test_an_invitation_of_an_older_version_is_refused_in_one_line():
     del head["version"], head["label"]
     with pytest.raises(TrustError, match=r"of version 1.*ask the swarm's owner for a new one"):
         read_claims(signed.sign(OWNER, "invitation", head), OWNER.public)
-
-
-def test_another_label_washes_no_strikes():
-    own = np.linspace(-1, 1, 101)
-    guards = Guards(GuardSettings(strikes=3))
-    for label in ("eve", "eva", "evi"):
-        give = Give("v", f"{label}@id", "s", 1, "anna@x", "t", ONE, -own)
-        assert guards.inspect(give, own, ONE, ONE, 0.0) == "distance"
-    assert guards.is_quarantined("another@id", 0.0)
-    assert not guards.is_quarantined("eve@other", 0.0)

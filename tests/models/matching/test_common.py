@@ -175,7 +175,7 @@ def test_a_resized_anatomy_keeps_names_and_order() -> None:
     [
         ({"all": "4-3-3"}, None, "has 5 cells of part '0', the common width allows 3"),
         ({"all": "4-9"}, None, "has 2 parts, the network has 3"),
-        ({"some": "4-9-3"}, None, "this peer implements all"),
+        ({"some": "4-9-3"}, None, "this peer has no such model, but all"),
         (
             {"all": "4-9-3"},
             {"all": (range(4), [0, 0, 1, 2, 3], range(3))},
@@ -192,9 +192,9 @@ def test_bad_widths_are_refused(widths: dict[str, str], indices: object, message
 
 def test_vectors_of_another_size_are_refused() -> None:
     common = CommonWidth(network("4=5=3", {"all": "4-5-3"}, "a").slicing, {"all": "4-9-3"})
-    with pytest.raises(ModelError, match="common values here"):
+    with pytest.raises(ModelError, match="common values, not an array"):
         common.extract("all", np.zeros(3))
-    with pytest.raises(ModelError, match="own values here"):
+    with pytest.raises(ModelError, match="own values, not an array"):
         common.embed("all", np.zeros(3))
     with pytest.raises(ModelError, match="'x' has no common width here; models with one are all"):
         common.positions("x")

@@ -1,0 +1,155 @@
+"""Benchmarks of what is shown of large swarms: `topology show` and `facts` on graphs, and a live page.
+
+Each measurement is made in a new process, without torch, so that its memory is that of the work.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from itertools import pairwise
+from math import log
+from pathlib import Path
+from typing import Any
+
+from . import Row, in_own_process
+
+# --- graphs of up to 100,000 peers ------------------------------------------------------------------
+
+SECONDS, BYTES = 30.0, 2e9
+"""The limits on time and memory."""
+SIZES = (1_000, 10_000, 100_000)
+SHOWN_PEERS = 10_000
+
+
+def topology() -> list[Row]:
+    """Measure `show` on 10,000 peers, `facts` on random 4-regular graphs, and how its time grows."""
+    cost = in_own_process(work, "show", SHOWN_PEERS)
+    rows = _rows(f"topology show, {SHOWN_PEERS:,} peers", *cost)
+    costs = {size: in_own_process(work, "facts", size) for size in SIZES}
+    rows += _rows(f"topology facts, {SIZES[-1]:,} peers", *costs[SIZES[-1]])
+    for small, large in pairwise(SIZES):
+        small_seconds, large_seconds = costs[small][0], costs[large][0]
+        power = log(large_seconds / small_seconds) / log(large / small)
+        note = f"ten times the peers; time grows as peers^{power:.2f}"
+        name = f"facts, {large:,} against {small:,} peers"
+        rows.append(Row(name, "s", large_seconds, small_seconds, note=note))
+    return rows
+
+
+def _rows(name: str, seconds: float, peak: float) -> list[Row]:
+    limit = "baseline: the limit"
+    return [
+        Row(name, "s", seconds, SECONDS, 1.0, "at most", limit),
+        Row(f"{name}, memory", "GB", peak / 1e9, BYTES / 1e9, 1.0, "at most",
+            f"peak of the whole process; {limit}"),
+    ]  # fmt: skip
+
+
+def work(what: str, peers: int) -> tuple[float, float]:
+    """Return the seconds of `show` or of `facts` without imports, and the peak bytes of this process."""
+    from ...topology import facts
+    from ..arena import peak_memory
+    from ..graphs import load_graph
+    from ..graphs.show import examine, show
+
+    started = time.perf_counter()
+    topology = load_graph("regular:4", peers, check_connected=False)  # facts() checks it
+    if what == "show":
+        with tempfile.TemporaryDirectory(prefix="gossamer-bench-") as folder:
+            show(examine(topology), Path(folder))
+    else:
+        facts(topology.graph)
+    return time.perf_counter() - started, float(peak_memory())
+
+
+# --- a page of 500 peers that publish a summary once a second, with one browser window --------------
+# Messages are read, applied and drawn by the code of `gossamer watch`, and encoded as they would be sent to
+# the window; the network and the browser are left out.
+
+PEERS, WATCHED_SECONDS, DEGREE = 500, 120, 4
+"""Peers, simulated seconds, and links of each peer."""
+CORE, MEGABYTES, BEHIND = 0.5, 250.0, 2.0
+"""The limits: share of a core, resident megabytes, and seconds from a message to the page."""
+
+
+def page() -> list[Row]:
+    """Measure what watching a large swarm costs, and how old what the page shows may be."""
+    share, megabytes, behind, sent = in_own_process(watch, OMP_NUM_THREADS="1")
+    limit = "baseline: the limit"
+    name = f"page of {PEERS} peers"
+    return [
+        Row(f"{name}, share of a core", "cores", share, CORE, 1.0, "at most", limit),
+        Row(f"{name}, memory", "MB", megabytes, MEGABYTES, 1.0, "at most",
+            f"peak of the whole process, Bokeh included; {limit}"),
+        Row(f"{name}, age of what it shows", "s", behind, BEHIND, 1.0, "at most",
+            f"the pause between two looks and the slowest look; {sent:.2f} MB a look; {limit}"),
+    ]  # fmt: skip
+
+
+def watch() -> tuple[float, float, float, float]:
+    """Return the share of a core, peak megabytes, the greatest delay, and megabytes sent per look."""
+    from bokeh.document import Document
+    from bokeh.protocol import Protocol
+
+    from ...gossip import topics
+    from ...peer import SwarmState
+    from ..arena import peak_memory
+    from ..page import LiveSource
+    from ..page.server import POLL_SECONDS, build_page
+
+    state, now = SwarmState("crowd"), [1_000_000.0]
+    observer: Any = _Connected(state)
+    source = LiveSource(observer, "nowhere", lambda: now[0])
+    names = [f"peer-{index}" for index in range(PEERS)]
+    doc = Document()
+    changes: list[Any] = []
+    used, slowest, sent = 0.0, 0.0, 0
+    update = None
+    for second in range(WATCHED_SECONDS):
+        messages = [_summary(names, index, second) for index in range(PEERS)]
+        now[0] = 1_000_000.0 + second
+        started = time.process_time()
+        for name, payload in zip(names, messages, strict=True):
+            state.receive(topics.summary("crowd", name), payload, now[0])
+        if update is None:
+            update = build_page(doc, source)
+            doc.on_change(changes.append)
+        update()
+        if changes:
+            message: Any = Protocol().create("PATCH-DOC", changes)
+            sent += len(message.content_json)
+            sent += sum(len(buffer.to_bytes()) for buffer in message.buffers)
+            changes.clear()
+        cost = time.process_time() - started
+        if (
+            second >= WATCHED_SECONDS // 4
+        ):  # after the page was made, and the curves have some points
+            used, slowest = used + cost, max(slowest, cost)
+    looks = WATCHED_SECONDS - WATCHED_SECONDS // 4
+    return used / looks, peak_memory() / 1e6, POLL_SECONDS + slowest, sent / WATCHED_SECONDS / 1e6
+
+
+class _Connected:
+    """An observer whose messages come from the benchmark."""
+
+    connected, connection_problem = True, ""
+
+    def __init__(self, swarm: object) -> None:
+        self.swarm = swarm
+
+
+def _summary(names: list[str], index: int, second: int) -> bytes:
+    from ...peer import Summary
+
+    draw = random.Random(f"{index} {second}")
+    links = [names[(index + step) % PEERS] for step in range(1, DEGREE // 2 + 1)]
+    encoded = Summary(
+        session="s", time=1_000_000.0 + second, since=1_000_000.0, state="training", phase="training",
+        round=second, rounds=None, version="0", neighbours=tuple(links), neighbour_count=len(links),
+        metrics={"accuracy": min(0.95, second / 100 + draw.random() / 10), "loss": draw.random()},
+        sent_bytes=1000 * second,
+    ).encode()  # fmt: skip
+    assert encoded is not None
+    return encoded

@@ -1,0 +1,163 @@
+"""One swarm on several hosts: each runs some peers of the same config, and the last one collects the reports.
+
+Every host publishes a record of its part (version, config, indices of its peers), which the others compare
+with their own, and at its end the reports of its peers. Neither is signed: this is for swarms without trust.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from gossamer import __version__
+
+from ...gossip import ROOT, MqttTransport, TransportError, Will
+from ...peer import BrokerAddress, mqtt_transport
+from ..config.tables import Config, ConfigError
+
+Record = dict[str, Any]
+
+LISTEN_SECONDS = 3.0
+"""Seconds for which a starting host listens for the records of others."""
+COLLECT_SECONDS = 60.0
+"""Seconds for which the last host waits for reports of other hosts after its own peers have ended."""
+
+
+def parse_peers(text: str, peers: int) -> list[int]:
+    """Return the indices in `0-31`, `4` or `0-3,8-11`; ConfigError names what is wrong."""
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or not (last if dash else first).isdigit():
+            raise ConfigError(f"--peers {text}: write indices such as 0-31 or 0-3,8-11")
+        low, high = int(first), int(last if dash else first)
+        if low > high or high >= peers:
+            raise ConfigError(f"--peers {text}: {part} is not within 0-{peers - 1}")
+        chosen |= set(range(low, high + 1))
+    return sorted(chosen)
+
+
+class Part:
+    """This host's part of a swarm; peers: the indices of those that run here."""
+
+    def __init__(
+        self, config: Config, swarm: str, broker: BrokerAddress, peers: Sequence[int]
+    ) -> None:
+        self._count, self._peers, self._broker = config.peers, list(peers), broker
+        self._config = config.model_dump(mode="json")
+        record = {"version": __version__, "peers": self._peers, "config": self._config}
+        self._record = json.dumps(record).encode()
+        self._base = f"{ROOT}/{swarm}/hosts"
+        # Ends in /status so that transports keep and repeat it like any retained message.
+        self._topic = f"{self._base}/{peers[0]}-{peers[-1]}/status"
+
+    @property
+    def collects(self) -> bool:
+        """Whether this host collects the reports of all: it runs the last peer."""
+        return self._count - 1 in self._peers
+
+    def announce(self) -> None:
+        """Publish this host's part; ConfigError names the first key in which another host differs."""
+        asyncio.run(self._announce())
+
+    @asynccontextmanager
+    async def present(self) -> AsyncIterator[None]:
+        """Keep this host's record published while its peers run; if it crashes, its last will clears it."""
+        async with self._client(will=Will(self._topic, b"")) as transport:
+            await transport.publish(self._topic, self._record, retain=True)
+            try:
+                yield
+            finally:
+                with suppress(
+                    TransportError
+                ):  # of a broker that is gone, as its peers have reported
+                    await transport.publish(self._topic, b"", retain=True)
+
+    async def _announce(self) -> None:
+        async with self._client() as transport:
+            # Published first: of two hosts that start together, at least one sees the other's record.
+            await transport.publish(self._topic, self._record, retain=True)
+            await transport.subscribe(f"{self._base}/+/status")
+            try:
+                async with asyncio.timeout(LISTEN_SECONDS):
+                    async for message in transport.messages():
+                        if message.topic != self._topic and message.payload:
+                            self._compare(message.topic, json.loads(bytes(message.payload)))
+            except TimeoutError:
+                pass
+            except ConfigError:
+                await transport.publish(self._topic, b"", retain=True)
+                raise
+
+    def _compare(self, topic: str, other: Record) -> None:
+        where = topic.split("/")[-2]
+        if other["version"] != __version__:
+            raise ConfigError(
+                f"version is {__version__} here and {other['version']} on the host of peers {where}: install "
+                "the same"
+            )
+        if key := differing_key(self._config, other["config"]):
+            raise ConfigError(
+                f"key {key!r} is not the same here and on the host of peers {where}: use one config on all "
+                "hosts, or another name for this swarm"
+            )
+        if both := sorted(set(self._peers) & set(other["peers"])):
+            raise ConfigError(
+                f"--peers: peer {both[0]} runs on the host of peers {where} too; if that host was lost just "
+                "now, try again in a minute"
+            )
+
+    def share(self, reports: Mapping[str, Record]) -> dict[str, Record]:
+        """Publish the reports of this host's peers; return those of all hosts, if this one collects them."""
+        return asyncio.run(self._share(dict(reports)))
+
+    async def _share(self, reports: dict[str, Record]) -> dict[str, Record]:
+        async with self._client() as transport:
+            for name, report in reports.items():
+                await transport.publish(
+                    self._report_topic(name), json.dumps(report).encode(), retain=True
+                )
+            if self.collects:
+                reports |= await self._collect(transport, reports)
+                for name in reports:
+                    await transport.publish(self._report_topic(name), b"", retain=True)
+        return reports
+
+    async def _collect(self, transport: MqttTransport, known: Collection[str]) -> dict[str, Record]:
+        missing = {str(index) for index in range(self._count)} - set(known)
+        collected: dict[str, Record] = {}
+        for name in missing:
+            await transport.subscribe(self._report_topic(name))
+        try:
+            async with asyncio.timeout(COLLECT_SECONDS if missing else 0):
+                async for message in transport.messages():
+                    name = message.topic.split("/")[-2]
+                    if message.payload and name in missing:
+                        collected[name] = json.loads(bytes(message.payload))
+                        if len(collected) == len(missing):
+                            break
+        except TimeoutError:
+            pass
+        return collected
+
+    def _report_topic(self, name: str) -> str:
+        return f"{self._base}/report/{name}/summary"
+
+    def _client(self, **options: Any) -> MqttTransport:
+        return mqtt_transport(self._broker, f"host-{secrets.token_hex(6)}", **options)
+
+
+def differing_key(one: Any, other: Any, path: str = "") -> str | None:
+    """Return the path of the first key in which two configs differ; None if they are equal."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in [*one, *(key for key in other if key not in one)]:
+            if key not in one or key not in other:
+                return f"{path}{key}"
+            if found := differing_key(one[key], other[key], f"{path}{key}."):
+                return found
+        return None
+    return None if one == other else path.rstrip(".")

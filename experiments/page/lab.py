@@ -1,0 +1,509 @@
+"""The lab: a page on which two swarms are put together, drawn, simulated and compared.
+
+What it shows about a graph is what `gossamer topology show` prints, a run is that of `gossamer simulate`, and
+its figures are those of pages and reports. Every browser window has two set-ups of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from html import escape
+from math import ceil, isfinite
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from bokeh import layouts
+
+from gossamer.errors import GossamerError
+
+from ...topology import TopologyError
+from ..cli.console import Invocation
+from ..errors import ConfigError
+from ..graphs.show import examine
+from ..results import Results
+from .document import TEMPLATE, Section, html_table, variables
+from .figures import Panels
+from .folders import Playback, RunFolder, read_folders
+from .history import History, Observation
+from .peer_map import Links, Names, Positions, place_by_hops
+from .setups import DATA, GRAPHS, SHARING, TASKS, Run, SetUp, disagreement, spread
+from .style import WIDGET_STYLE, bk, line_columns, named_lines
+
+LAB_POLL_SECONDS = 0.25
+PLAY_SECONDS = 8.0
+"""How long it takes to draw a run that is simulated faster than that."""
+READ_SECONDS = 1.0
+"""How often the records of a run that goes on are read."""
+MOST_PEERS = 1000
+MOST_EXCHANGES = 300
+"""The most exchanges for which the spread of a value is shown."""
+INTRODUCTION = (
+    "Two swarms beside each other. <b>Pick a graph</b>, or name any other. <b>Click two peers</b> to link "
+    "them or to cut their link; a click on a link cuts it too. <b>Run</b> simulates the swarm: its peers "
+    "learn to read digits, and average with their neighbours. The config repeats the run on the command line."
+)
+HINT = "click two peers to link or unlink them, or a link to cut it"
+
+# The nearest peer, or else the nearest link, that a click has hit, in pixels.
+_CLICK = """
+const {x_range, y_range, inner_width, inner_height} = plot;
+const to_x = x => (x - x_range.start) / (x_range.end - x_range.start) * inner_width;
+const to_y = y => (y - y_range.start) / (y_range.end - y_range.start) * inner_height;
+const x = to_x(cb_obj.x), y = to_y(cb_obj.y);
+let least = 6 + (peers.data.size[0] ?? 0) / 2, hit = null;
+peers.data.peer.forEach((peer, i) => {
+    const far = Math.hypot(to_x(peers.data.x[i]) - x, to_y(peers.data.y[i]) - y);
+    if (far < least) { least = far; hit = [peer, ""]; }
+});
+if (hit == null) {
+    least = 7;
+    const data = links.data;
+    data.a.forEach((a, i) => {
+        const x0 = to_x(data.x0[i]), y0 = to_y(data.y0[i]);
+        const dx = to_x(data.x1[i]) - x0, dy = to_y(data.y1[i]) - y0;
+        const along = Math.min(Math.max(((x - x0) * dx + (y - y0) * dy) / (dx * dx + dy * dy), 0), 1);
+        const far = Math.hypot(x0 + along * dx - x, y0 + along * dy - y);
+        if (far < least) { least = far; hit = [a, data.b[i]]; }
+    });
+}
+if (hit != null) clicks.data = {a: [hit[0]], b: [hit[1]], count: [clicks.data.count[0] + 1]};
+"""
+_DOWNLOAD = """
+const link = document.createElement("a");
+link.href = URL.createObjectURL(new Blob([config.tags[0]], {type: "application/toml"}));
+link.download = name;
+link.click();
+URL.revokeObjectURL(link.href);
+"""
+
+
+class Bench:
+    """One column of the lab: a form, the graph, its facts, and the run.
+
+    results: the folder below which runs are written. on_change: called when a figure about both columns has
+    to be drawn again.
+    """
+
+    def __init__(self, letter: str, setup: SetUp, results: Path, on_change: Callable[[], None]):
+        self.letter, self.setup = letter, setup
+        self._results, self._on_change = results, on_change
+        self._past: list[SetUp] = []
+        self._first: int | None = None
+        self._places: Positions = {}
+        self._run: Run | None = None
+        self._read: RunFolder | None = None
+        self._playback: Playback | None = None
+        self._position, self._polled, self._read_at = 0.0, 0.0, 0.0
+        self.history = History(setup.name, "round")
+        self.predicted: list[float] = []
+        self._spreads: list[list[float]] = []
+        self._make_form()
+        self._make_controls()
+        self.panels = Panels(self.history, height=360, place=self._place, spread=True)
+        self._make_map()
+        self.root = bk.Column(
+            children=[
+                bk.Div(text=f"<b>Set-up {letter}</b>", stylesheets=[WIDGET_STYLE]),
+                *(_wrapped(*row) for row in self._form_rows()),
+                _wrapped(self._run_button, self._undo, self._download),
+                self._problem, self.panels.roots["graph"],
+                _wrapped(self.panels.map.colours, self._play, self._slider),
+                self._hint, self._facts, self.panels.headline, self.panels.roots["curves"], self._config,
+            ],
+            sizing_mode="stretch_width",
+        )  # fmt: skip
+        self._show(new_places=True)
+
+    # --- making the column ---------------------------------------------------------------------------
+
+    def _make_form(self) -> None:
+        setup = self.setup
+        self._form: dict[str, Any] = {
+            "pick": _widget(bk.Select, "graph", setup.graph, 190, options=list(GRAPHS)),
+            "peers": _number("peers", setup.peers, 2, MOST_PEERS),
+            "exchanges": _number("exchanges per round", setup.exchanges, 1, 100, width=130),
+            "rounds": _number("rounds", setup.rounds, 1, 2000),
+            "seed": _number("seed", setup.seed, 0, 10**6),
+            "data": _widget(bk.Select, "data", setup.data, 270, options=list(DATA)),
+            "tasks": _widget(bk.Select, "tasks", setup.tasks, 270, options=list(TASKS)),
+            "sharing": _widget(bk.Select, "what is shared", setup.sharing, 400, options=list(SHARING)),
+            "leave": _number("% of peers leaving per s", setup.leave, 0, 100, 0.5, 150),
+            "lost": _number("% of messages lost", setup.lost, 0, 90, 5, 130),
+        }  # fmt: skip
+        self._typed = _widget(
+            bk.TextInput, "or any graph: regular:6, club.graphml, networkx:petersen_graph",
+            setup.graph, 330,
+        )  # fmt: skip
+        self._filling = False
+        for name, widget in self._form.items():
+            widget.on_change("value", self._changed if name != "pick" else self._picked)
+        self._typed.on_change("value", self._changed)
+
+    def _form_rows(self) -> Iterator[list[Any]]:
+        rows = ("pick", ""), ("peers", "exchanges", "rounds", "seed"), ("data", "tasks")
+        for names in (*rows, ("sharing",), ("leave", "lost")):
+            yield [self._form.get(name, self._typed) for name in names]
+
+    def _make_controls(self) -> None:
+        self._run_button = _button("run", self._run_or_stop, "primary")
+        self._undo = _button("undo", self._undo_link)
+        self._download = _button("download the config")
+        self._config = bk.Div(stylesheets=[WIDGET_STYLE], sizing_mode="stretch_width")
+        self._download.js_on_click(
+            bk.CustomJS(
+                args={"config": self._config, "name": f"{self.setup.name}.toml"}, code=_DOWNLOAD
+            )
+        )
+        self._problem = bk.Div(
+            stylesheets=[":host { color: var(--bad); }"], sizing_mode="stretch_width"
+        )
+        self._hint = bk.Div(stylesheets=[":host { color: var(--dim); }"])
+        self._facts = bk.Div(stylesheets=[WIDGET_STYLE, FACTS_STYLE], sizing_mode="stretch_width")
+        self._play = bk.Toggle(label="spread a value", width=120, stylesheets=[WIDGET_STYLE])
+        self._play.on_change("active", self._switch_play)
+        self._slider = bk.Slider(
+            start=0, end=1, value=0, step=1, title="exchanges", width=190, stylesheets=[WIDGET_STYLE]
+        )  # fmt: skip
+        self._slider.on_change("value", self._move)
+
+    def _make_map(self) -> None:
+        clicks = bk.ColumnDataSource({"a": [""], "b": [""], "count": [0]})
+        clicks.on_change("data", self._clicked)
+        plot, panels = self.panels.roots["graph"], self.panels
+        arguments = {
+            "plot": plot,
+            "peers": panels.peers,
+            "links": panels.map.links,
+            "clicks": clicks,
+        }
+        plot.js_on_event("tap", bk.CustomJS(args=arguments, code=_CLICK))
+
+    # --- what the user does --------------------------------------------------------------------------
+
+    def _picked(self, _attribute: str, _old: str, graph: str) -> None:
+        self._typed.value = graph
+
+    def _changed(self, _attribute: str, _old: Any, _new: Any) -> None:
+        if self._filling:
+            return
+        values = {name: widget.value for name, widget in self._form.items() if name != "pick"}
+        if any(value is None for value in values.values()):
+            return  # a number is being typed
+        chosen = replace(self.setup, graph=self._typed.value.strip(), **values)
+        # A drawn graph stays, unless what it was drawn from is replaced.
+        anew = any(
+            getattr(chosen, key) != getattr(self.setup, key) for key in ("graph", "peers", "seed")
+        )
+        self.setup = replace(chosen, links=None, directed=False) if anew else chosen
+        self._past = [] if anew else self._past
+        self._show(new_places=anew)
+
+    def _clicked(self, _attribute: str, _old: Any, data: Any) -> None:
+        a, b = data["a"][0], data["b"][0]
+        if b:
+            self._toggle(int(a), int(b))
+        elif self._first is None or self._first == int(a):
+            self._first = int(a)
+            self._spread_from(int(a))
+            self._hint.text = f"peer {a}: click another one to link or unlink the two"
+        else:
+            self._toggle(self._first, int(a))
+
+    def _toggle(self, a: int, b: int) -> None:
+        self._first = None
+        self.panels.peers.selected.indices = []
+        try:
+            changed = self.setup.toggle(self.graph, a, b)
+        except TopologyError as error:
+            self._say(error)
+            return
+        self._past.append(self.setup)
+        self.setup = changed
+        self._show()
+
+    def _undo_link(self) -> None:
+        if self._past:
+            self.setup = self._past.pop()
+            self._show()
+
+    def _run_or_stop(self) -> None:
+        if self.running:
+            self.stop()
+        else:
+            self.start()
+
+    def start(self) -> None:
+        """Simulate the set-up; what is wrong with it is shown above the graph."""
+        if self.running:
+            return
+        self._say("")
+        details = {"arguments": ["simulate", f"{self.setup.name}.toml"]}
+        try:
+            results = Results(
+                self._results / self.setup.name, "simulate",
+                details=lambda: Invocation.details() | details,
+            )  # fmt: skip
+            self._run = Run(self.setup.config(), results)
+        except GossamerError as error:
+            self._say(error)
+            return
+        self._playback, self._read, self._position = None, None, 0.0
+        self._play.active = False
+        self.panels.map.colours.active = 0
+        self._run_button.label = "stop"
+
+    def stop(self) -> None:
+        """Stop a run; what it has recorded is shown at once."""
+        if self._run is not None:
+            self._run.stop()
+            self._position = float("inf")
+
+    @property
+    def running(self) -> bool:
+        """Whether a run is simulated or still drawn."""
+        return self._run is not None
+
+    # --- drawing -------------------------------------------------------------------------------------
+
+    def _show(self, *, new_places: bool = False) -> None:
+        """Draw the graph and its facts; a run of the set-up as it was is stopped."""
+        if self._run is not None:
+            self._run.stop()
+            self._finish()
+        try:
+            self.graph = self.setup.load()
+            if len(self.graph.graph) > MOST_PEERS:
+                raise ConfigError(
+                    f"{self.setup.graph}: the lab takes up to {MOST_PEERS} peers; gossamer topology show and "
+                    "gossamer simulate take more"
+                )
+            self.setup = replace(self.setup, peers=len(self.graph.graph))
+            text = self.setup.toml()
+        except GossamerError as error:
+            self._say(error)
+            return
+        self._fill(peers=self.setup.peers)
+        self._say("")
+        try:
+            rows = examine(self.graph).rows
+            steps = self.graph.pace(tolerance=0.01).exchanges
+        except TopologyError as error:  # in several pieces
+            self._say(error)
+            rows, steps = [("peers", len(self.graph.graph))], 60.0
+        steps = min(ceil(steps) if isfinite(steps) else MOST_EXCHANGES, MOST_EXCHANGES)
+        self.predicted = disagreement(self.graph, MOST_EXCHANGES)
+        self._facts.text = html_table(["graph", self.setup.graph], rows)
+        self._config.update(text=_config_html(self.setup.name, text), tags=[text])
+        self._play.active = False
+        self._slider.update(end=max(steps, 2), value=0)
+        self._undo.disabled = not self._past
+        self._hint.text = HINT
+        if new_places:
+            self._places = {}
+        self.history = _planned(self.setup, self.graph.graph)
+        self._spread_from(0)
+
+    def _fill(self, **values: Any) -> None:
+        """Write into the form what the graph has determined."""
+        self._filling = True
+        for name, value in values.items():
+            self._form[name].value = value
+        self._filling = False
+
+    def _place(self, names: Names, links: Links) -> Positions:
+        """Peers keep their places while links are cut and added."""
+        if self._places.keys() != names:
+            self._places = place_by_hops(names, links)
+        return self._places
+
+    def _spread_from(self, origin: int) -> None:
+        self._spreads = spread(self.graph, origin, int(self._slider.end))
+        self._slider.title = f"exchanges; the value of peer {origin}"
+        self._draw_spread()
+
+    def _move(self, _attribute: str, _old: float, _new: float) -> None:
+        self.panels.map.colours.active = 2
+        self._draw_spread()
+
+    def _draw_spread(self) -> None:
+        values = self._spreads[min(int(self._slider.value), len(self._spreads) - 1)]
+        for name, peer in self.history.peers.items():
+            peer.spread = values[int(name)]
+        self._draw()
+
+    def _draw(self) -> None:
+        self.panels.update(self.history)
+        self.panels.roots["curves"].visible = bool(self.history.mean.y)
+        self._on_change()
+
+    def _switch_play(self, _attribute: str, _old: bool, playing: bool) -> None:
+        if playing:
+            self.panels.map.colours.active = 2
+            self._slider.value = 0
+
+    def _say(self, problem: object) -> None:
+        self._problem.text = escape(str(problem))
+
+    # --- time ----------------------------------------------------------------------------------------
+
+    def poll(self, now: float) -> None:
+        """Go on with the run and with the spread of a value."""
+        passed, self._polled = now - self._polled, now
+        if self._play.active:
+            end = int(self._slider.end)
+            self._slider.value = min(int(self._slider.value) + max(1, end // 30), end)
+            self._play.active = self._slider.value < end
+        if self._run is not None:
+            self._follow(self._run, now, passed)
+
+    def _follow(self, run: Run, now: float, passed: float) -> None:
+        """Draw what a run has recorded, at a pace that can be followed."""
+        done = run.done
+        if run.folder is not None and (now - self._read_at > READ_SECONDS or done):
+            if self._read is None or not self._read.info.get("finished"):
+                self._read_again(run.folder)
+            self._read_at = now
+        if self._playback is not None:
+            end = self._playback.run.end
+            self._position = min(self._position + passed * run.whole / PLAY_SECONDS, end)
+            self.history = self._playback.advance(self._position)
+            self._draw_spread()
+        if done and (self._playback is None or self._position >= self._playback.run.end):
+            self._say(run.error)
+            self._finish()
+
+    def _read_again(self, folder: Path) -> None:
+        try:
+            (read,) = read_folders([folder])
+        except ConfigError:
+            return  # nothing is recorded yet
+        assert isinstance(read, RunFolder)
+        self._read, self._playback = read, Playback(read)
+
+    def _finish(self) -> None:
+        self._run = None
+        self._run_button.label = "run"
+
+
+FACTS_STYLE = """
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 2px 10px 2px 0; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
+th { color: var(--dim); font-weight: 600; }
+"""
+
+
+def build_lab(doc: Any, results: Path) -> Callable[[], None]:
+    """Fill a Bokeh document with the lab; returns the function that brings it up to date.
+
+    results: the folder below which runs are written.
+    """
+    predicted, accuracy = (bk.ColumnDataSource(line_columns("set-up", {})) for _ in range(2))
+    benches: list[Bench] = []
+
+    rounds = bk.Range1d(start=0, end=60)
+
+    def draw() -> None:
+        if len(benches) < 2:
+            return
+        names = {f"{bench.letter}: {bench.setup.graph}": bench for bench in benches}
+        rounds.end = max(max(bench.setup.rounds, bench.history.now) for bench in benches)
+        for source, lines in (
+            (predicted, {n: (range(len(b.predicted)), b.predicted) for n, b in names.items()}),
+            (accuracy, {n: (b.history.mean.x, b.history.mean.y) for n, b in names.items()}),
+        ):
+            columns = line_columns("set-up", lines)
+            if any(list(source.data[name]) != values for name, values in columns.items()):
+                source.data = columns
+
+    for letter, graph in (("A", "ring"), ("B", "regular")):
+        setup = SetUp(f"lab-{letter.lower()}", graph)
+        benches.append(Bench(letter, setup, results, draw))
+    draw()
+    curves = [bench.panels.roots["curves"] for bench in benches]
+    curves[1].y_range = curves[0].y_range
+
+    def run_both() -> None:
+        for bench in benches:
+            bench.start()
+
+    top = bk.Column(
+        children=[
+            bk.Div(text=INTRODUCTION, stylesheets=[WIDGET_STYLE], sizing_mode="stretch_width"),
+            _button("run both", run_both, "primary"),
+        ],
+        sizing_mode="stretch_width",
+    )
+    section = Section("")
+    section.place({"top": top, "a": benches[0].root, "b": benches[1].root})
+    section.place(
+        {
+            "predicted": named_lines(
+                predicted, "set-up", "predicted: disagreement left after so many exchanges", 260,
+                x_label="exchange", y_axis_type="log", y_range=bk.Range1d(start=1e-6, end=1.0),
+                x_range=bk.Range1d(start=0, end=100),
+            ),
+            "accuracy": named_lines(
+                accuracy, "set-up", "mean accuracy of all peers", 260, x_range=rounds,
+                x_label="round, or virtual second", y_range=bk.Range1d(start=0, end=1),
+            ),
+        }
+    )  # fmt: skip
+    section.roots["top"] = "bare wide"
+    doc.title, doc.template = "lab", TEMPLATE
+    doc.template_variables.update(variables("two swarms side by side", [section]))
+    for root in section.models.values():
+        doc.add_root(root)
+
+    def poll() -> None:
+        for bench in benches:
+            bench.poll(monotonic())
+
+    def stop(_context: object) -> None:
+        for bench in benches:
+            bench.stop()
+
+    doc.on_session_destroyed(stop)
+    return poll
+
+
+def _planned(setup: SetUp, graph: Any) -> History:
+    """The history of a swarm that has not begun: its peers and links."""
+    history = History(setup.name, "round")
+    for peer in graph:
+        history.apply(Observation(str(peer), 0.0, state="not started"))
+        history.connect(str(peer), [str(other) for other in graph[peer]])
+    return history
+
+
+def _widget(kind: Any, title: str, value: Any, width: int, **options: Any) -> Any:
+    return kind(title=title, value=value, width=width, stylesheets=[WIDGET_STYLE], **options)
+
+
+def _number(
+    title: str, value: float, low: float, high: float, step: float = 1, width: int = 80
+) -> Any:
+    return _widget(bk.Spinner, title, value, width, low=low, high=high, step=step)
+
+
+def _button(label: str, on_click: Callable[[], None] | None = None, kind: str = "default") -> Any:
+    button = bk.Button(
+        label=label, button_type=kind, width=12 + 9 * len(label), stylesheets=[WIDGET_STYLE]
+    )
+    if on_click is not None:
+        button.on_click(on_click)
+    return button
+
+
+def _wrapped(*children: Any) -> Any:
+    row: Any = layouts.row(*children, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"})
+    return row
+
+
+def _config_html(name: str, text: str) -> str:
+    return (
+        f"<details><summary>the config, {name}.toml: gossamer simulate {name}.toml repeats the run"
+        f'</summary><pre style="overflow-x: auto">{escape(text)}</pre></details>'
+    )

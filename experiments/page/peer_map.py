@@ -1,0 +1,213 @@
+"""The map of a swarm: its peers where the graph puts them, coloured, and the links between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import networkx as nx
+import numpy as np
+from bokeh.palettes import Viridis256
+
+from ..graphs.drawing import positions
+from .history import History, natural
+from .style import INK, WIDGET_STYLE, Model, bk, line_figure, text_style
+
+Names: TypeAlias = frozenset[str]
+Links: TypeAlias = frozenset[tuple[str, str]]
+Positions: TypeAlias = dict[str, tuple[float, float]]
+
+ALL_MODELS = "all partial models"
+MOST_FULL_GRAPH = 24
+"""The most peers whose links are drawn where every peer may reach every other."""
+
+
+class PeerMap:
+    """Draws peers and links; `figure` is the map, `colours` chooses what colours mean, `model` what is shown.
+
+    peers: the source of the peers, a row each, with their positions. place: returns the positions of peers,
+    from their names and links. spread: whether peers may be coloured by `PeerState.spread` too.
+    """
+
+    def __init__(
+        self, peers: Model, height: int, place: Callable[[Names, Links], Positions], spread: bool
+    ):
+        self.peers, self._find_places = peers, place
+        self._positions: Positions = {}
+        self._placed: tuple[Names, Links] | None = None
+        self.links = bk.ColumnDataSource(
+            {name: [] for name in ("x0", "y0", "x1", "y1", "width", "a", "b", "models")}
+        )
+        self._mapper = bk.LinearColorMapper(
+            palette=Viridis256, low=0.0, high=1.0, nan_color="#9aa3ab"
+        )
+        self.model = bk.Select(
+            value=ALL_MODELS, options=[ALL_MODELS], width=190, stylesheets=[WIDGET_STYLE]
+        )
+        self.figure, self.colours = self._draw(height, spread)
+
+    def _draw(self, height: int, spread: bool) -> tuple[Model, Model]:
+        plot = line_figure(
+            "peers and links",
+            height,
+            tools="pan,wheel_zoom,reset",
+            match_aspect=True,
+        )
+        plot.axis.visible = False
+        plot.grid.visible = False
+        plot.x_range.range_padding, plot.y_range.range_padding = 0.12, 0.3
+        links = bk.CDSView(filter=self._model_filter())
+        plot.segment(
+            "x0", "y0", "x1", "y1", source=self.links, view=links, line_width="width",
+            line_color=INK, line_alpha=0.55,
+        )  # fmt: skip
+        by_accuracy = {"field": "accuracy", "transform": self._mapper}
+        nodes = plot.scatter(
+            "x", "y", source=self.peers, view=bk.CDSView(filter=self._model_filter()), size="size",
+            marker="marker", fill_color=by_accuracy, fill_alpha="fill", line_color="edge",
+            line_width=1.5, nonselection_fill_alpha=0.12, nonselection_line_alpha=0.25,
+        )  # fmt: skip
+        plot.text(
+            "x", "y", text="label", source=self.peers, view=bk.CDSView(filter=self._model_filter()),
+            text_color=INK, text_font_size="11px", text_align="center", text_baseline="bottom",
+            y_offset="above", nonselection_text_alpha=0.3,
+        )  # fmt: skip
+        plot.add_tools(_hover(nodes), bk.TapTool(renderers=[nodes]))
+        fills: list[Any] = [by_accuracy, {"field": "colour"}]
+        bars: list[Model] = [_colour_bar(self._mapper, "accuracy (hollow: not there any more)")]
+        labels = ["by accuracy", "by group"]
+        if spread:
+            mapper = bk.LinearColorMapper(palette=Viridis256, low=0.0, high=1.0)
+            fills.append({"field": "spread", "transform": mapper})
+            bars.append(
+                _colour_bar(mapper, "what has arrived of one peer's value (1: the average)")
+            )
+            labels.append("by spread")
+        for bar in bars:
+            plot.add_layout(bar, "below")
+        colours = bk.RadioButtonGroup(labels=labels, active=0, stylesheets=[WIDGET_STYLE])
+        colours.js_on_change(
+            "active",
+            bk.CustomJS(
+                args={
+                    "glyphs": [nodes.glyph, nodes.nonselection_glyph], "fills": fills, "bars": bars,
+                },
+                code="""
+                for (const glyph of glyphs) glyph.fill_color = fills[cb_obj.active];
+                const shown = cb_obj.active == 2 ? 1 : 0;
+                bars.forEach((bar, index) => { bar.visible = index == shown; });""",
+            ),
+        )  # fmt: skip
+        for bar in bars[1:]:
+            bar.visible = False
+        return plot, colours
+
+    def _model_filter(self) -> Model:
+        """Keep what belongs to the partial model that is chosen above the graph."""
+        chosen = bk.CustomJSFilter(
+            args={"select": self.model, "all": ALL_MODELS},
+            code="""
+            const models = source.data.models;
+            return select.value == all ? null
+                : Array.from(models, names => names.includes("|" + select.value + "|"));""",
+        )
+        self.model.js_on_change("value", bk.CustomJS(args={"f": chosen}, code="f.change.emit()"))
+        return chosen
+
+    def update(self, history: History) -> None:
+        """Bring title, colours and the list of partial models up to date."""
+        if accuracies := list(history.accuracies().values()):
+            low, high = min(accuracies), max(accuracies)
+            self._mapper.update(low=low, high=max(high, low + 0.01))
+        models = [ALL_MODELS, *history.shared_models]
+        if list(self.model.options) != models:
+            self.model.options = models
+        self.figure.title.text = _graph_title(history)
+
+    def place(self, history: History) -> Positions:
+        """Draw the links, and return a position for every peer: the same as before if no link has changed."""
+        names = frozenset(history.peers)
+        given = history.links
+        links = frozenset(link for link in given or () if names.issuperset(link))
+        if given is None and len(names) <= MOST_FULL_GRAPH:
+            ordered = sorted(names, key=natural)
+            links = frozenset((a, b) for i, a in enumerate(ordered) for b in ordered[i + 1 :])
+        if self._placed != (names, links):
+            self._placed = names, links
+            self._positions = self._find_places(names, links if given is not None else frozenset())
+        self._draw_links(history, links)
+        return self._positions
+
+    def _draw_links(self, history: History, links: Links) -> None:
+        peers, ordered = history.peers, sorted(links)
+        degree: dict[str, int] = {}
+        for link in ordered:
+            for end in link:
+                degree[end] = degree.get(end, 0) + 1
+        # Where a peer's bytes per link are not known, what it has sent is divided over its links.
+        traffic = [
+            sum(
+                peers[end].bytes_to.get(other, peers[end].bytes / degree[end])
+                for end, other in (link, link[::-1])
+            )
+            for link in ordered
+        ]
+        least = min(traffic, default=0.0)
+        spread = max(traffic, default=0.0) - least or 1.0
+        widest = 3.3 if history.links is not None else 0.5
+        thin = 0.8 if len(ordered) > 300 else 1.0
+        at = self._positions
+        columns = {
+            "x0": [at[a][0] for a, _ in ordered], "y0": [at[a][1] for a, _ in ordered],
+            "x1": [at[b][0] for _, b in ordered], "y1": [at[b][1] for _, b in ordered],
+            "width": [thin * (0.7 + widest * (amount - least) / spread) for amount in traffic],
+            "a": [a for a, _ in ordered], "b": [b for _, b in ordered],
+            "models": [models_text(set(peers[a].models) & set(peers[b].models)) for a, b in ordered],
+        }  # fmt: skip
+        if any(list(self.links.data[name]) != values for name, values in columns.items()):
+            self.links.data = columns
+
+
+def _graph_title(history: History) -> str:
+    if history.links is None:
+        return "peers; every peer may reach every other"
+    if not history.sent.y:
+        return "peers and links"
+    counted = all(peer.bytes_to for peer in history.peers.values() if peer.bytes)
+    return f"peers and links; thicker: more bytes sent{'' if counted else ', estimated'}"
+
+
+def place_by_hops(names: Names, links: Links) -> Positions:
+    """Return a position for every peer: on a circle if no links are given, else by distances in hops."""
+    ordered = sorted(names, key=natural)
+    if not links:
+        angles = np.linspace(0, 2 * np.pi, len(ordered), endpoint=False)
+        circle = np.stack([np.sin(angles), np.cos(angles)], axis=1)
+        return {name: (float(x), float(y)) for name, (x, y) in zip(ordered, circle, strict=True)}
+    numbers = {name: index for index, name in enumerate(ordered)}
+    graph = nx.Graph()
+    graph.add_nodes_from(range(len(ordered)))
+    graph.add_edges_from((numbers[a], numbers[b]) for a, b in links)
+    at = positions(graph)
+    return {name: (float(at[i][0]), float(at[i][1])) for name, i in numbers.items()}
+
+
+def _colour_bar(mapper: Model, title: str) -> Model:
+    return bk.ColorBar(
+        color_mapper=mapper, height=8, title=title, ticker=bk.BasicTicker(desired_num_ticks=4),
+        **text_style("title"), **text_style("major_label"), background_fill_alpha=0, padding=4,
+        bar_line_color=None,
+    )  # fmt: skip
+
+
+def _hover(renderer: Any) -> Model:
+    tips = [
+        ("peer", "@peer"), ("group", "@group"), ("state", "@state @reason"), ("round", "@round"),
+        ("accuracy", "@accuracy{0.000}"), ("MB sent", "@mb{0,0.0}"),
+    ]  # fmt: skip
+    return bk.HoverTool(renderers=[renderer], tooltips=tips)
+
+
+def models_text(names: Iterable[str]) -> str:
+    """Return the names of partial models as one text, for a filter in the browser."""
+    return "|" + "|".join(sorted(names)) + "|"

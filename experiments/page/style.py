@@ -1,0 +1,131 @@
+"""The look of figures, tables and widgets on pages and reports: colours, axes, legends, columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from bokeh import models, plotting
+
+# The types of Bokeh's models describe their properties, not the values that these take.
+bk: Any = models
+Model: TypeAlias = Any
+"""A model of Bokeh: a figure, widget, layout or data source."""
+
+# Okabe and Ito's colours without black, which a dark page would hide.
+COLOURS = (
+    "#0a84c6", "#e06a1b", "#00a37a", "#cc79a7", "#e6a000", "#56b4e9", "#9d7bd8", "#8a9a2b",
+    "#c0504d", "#5f9ea0", "#b8860b", "#708090",
+)  # fmt: skip
+INK = "#7b858f"
+"""The colour of text and axes in figures: readable on a white page and on a dark one."""
+MEAN = "#e0342b"
+
+WIDGET_STYLE = """
+:host { color: var(--ink); --color: var(--ink); font: inherit; }
+select.bk-input { appearance: auto !important; background-image: none !important; }
+.bk-btn[disabled], .bk-btn[disabled]:hover { background: none; color: var(--dim); border-color: var(--line); }
+.noUi-target { background: var(--line); border-color: var(--line); box-shadow: none; }
+.bk-input, select.bk-input, .bk-btn, .bk-btn-default {
+  background: var(--panel); color: var(--ink); border-color: var(--line); font: inherit; }
+.bk-btn.bk-active, .bk-btn-default.bk-active { background: var(--line); color: var(--ink); }
+.bk-btn.bk-btn-primary { background: #0a84c6; color: #ffffff; border-color: #0a84c6; }
+.bk-clearfix, .bk-clearfix * { color: inherit; }
+"""
+TABLE_STYLE = """
+:host { min-width: var(--least, 560px); }
+:host, .bk-data-table { color: var(--ink); background: var(--panel); font: inherit; }
+.slick-header-columns, .slick-header-column.ui-state-default, .slick-headerrow-column {
+  background: var(--panel) !important; color: var(--dim); border-color: var(--line) !important; }
+.slick-row { background: var(--panel) !important; color: var(--ink); }
+.slick-row.odd { background: var(--page) !important; }
+.slick-cell { border-color: var(--line) !important; color: inherit; }
+.slick-cell.selected { background: var(--line) !important; }
+.slick-viewport, .grid-canvas { background: var(--panel); }
+"""
+
+
+def line_figure(title: str, height: int, x_label: str = "", **options: Any) -> Model:
+    """Return an empty figure without a background, so that the page's own shows through."""
+    options = {"tools": "pan,wheel_zoom,box_zoom,reset", **options}
+    plot: Model = plotting.figure(
+        title=title, height=height, sizing_mode="stretch_width", toolbar_location="right",
+        active_scroll=None, min_border_left=45, background_fill_alpha=0, border_fill_alpha=0,
+        outline_line_color=None, **options,
+    )  # fmt: skip
+    plot.toolbar.logo = None
+    plot.toolbar.autohide = True
+    plot.title.text_color, plot.title.text_font_size = INK, "13px"
+    for axis in plot.axis:
+        axis.update(
+            axis_line_color=INK, major_tick_line_color=INK, minor_tick_line_color=None,
+            axis_line_alpha=0.5, major_tick_line_alpha=0.5, **text_style("axis_label"),
+            **text_style("major_label"),
+        )  # fmt: skip
+    if options.get("y_axis_type") == "log":
+        # Bokeh's own ticks of one or two decades are so many that their labels overlap.
+        ticker = bk.FixedTicker(ticks=[10.0**exponent for exponent in range(-12, 7)])
+        plot.yaxis.ticker = plot.ygrid.ticker = ticker
+    if x_label:
+        plot.xaxis.axis_label = x_label
+    plot.grid.grid_line_color, plot.grid.grid_line_alpha = INK, 0.2
+    return plot
+
+
+def named_lines(source: Model, name: str, title: str, height: int = 230, **options: Any) -> Model:
+    """Return a figure of a source's lines (columns xs, ys, colour), with a legend of the column `name`."""
+    plot = line_figure(title, height, **options)
+    lines = plot.multi_line("xs", "ys", source=source, line_color="colour", line_width=2.2)
+    plot.add_tools(bk.HoverTool(renderers=[lines], tooltips=[(name, f"@{name}")]))
+    plot.add_layout(line_legend([bk.LegendItem(label={"field": name}, renderers=[lines])]), "below")
+    return plot
+
+
+def line_columns(
+    name: str, lines: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+) -> dict[str, list[Any]]:
+    """Return the columns of the source of `named_lines`."""
+    return {
+        "xs": [list(x) for x, _ in lines.values()], "ys": [list(y) for _, y in lines.values()],
+        name: list(lines), "colour": [COLOURS[i % len(COLOURS)] for i in range(len(lines))],
+    }  # fmt: skip
+
+
+def log_range() -> Model:
+    """Return a range for a logarithmic axis: Bokeh cannot choose one for no data."""
+    return bk.Range1d(start=1e-4, end=1.0)
+
+
+def text_style(prefix: str) -> dict[str, Any]:
+    """Return the properties of text whose names begin with a prefix."""
+    style: dict[str, Any] = {
+        "text_color": INK,
+        "text_font_size": "11px",
+        "text_font_style": "normal",
+    }
+    return {f"{prefix}_{name}": value for name, value in style.items()}
+
+
+def line_legend(items: list[Model]) -> Model:
+    """Return a legend for the space below a figure."""
+    return bk.Legend(
+        items=items, orientation="horizontal", ncols=3, background_fill_alpha=0, border_line_color=None,
+        label_text_color=INK, label_text_font_size="11px", glyph_width=18, spacing=6, padding=2, margin=0,
+    )  # fmt: skip
+
+
+PLAIN = '<span title="<%- value %>"><%- value %></span>'
+STATE = """<span style="color: <%= ["left", "dead", "lost", "refused", "offline", "banned"]
+    .includes(value) ? "var(--bad)" : "inherit" %>"><%- value %></span>"""
+
+
+def column(field: str, title: str, width: int, form: Any = None, **options: Any) -> Model:
+    """Return a column of a table. form: a format of numbers, or the HTML of a cell."""
+    if form is not None:
+        numeric = not form.startswith("<")
+        options["formatter"] = (
+            bk.NumberFormatter(format=form, nan_format="")
+            if numeric
+            else bk.HTMLTemplateFormatter(template=form)
+        )
+    return bk.TableColumn(field=field, title=title, width=width, **options)

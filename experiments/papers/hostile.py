@@ -1,0 +1,639 @@
+"""`gossamer study hostile`: what hostile members do to a swarm, in every mode, in virtual time.
+
+Honest peers train on the digits (or MNIST), and gossip by the same code (`Gossiper`) as live peers. Hostile
+members know everything: all peers' values, the test set, the rule by which a receiver uses a value, and the
+receiver's state. An *adaptive* attack has a direction; it tries the receiver's own rule, without changing the
+receiver, to find how far along the direction a value should lie to move the receiver most. Messages take a
+while, and peers train at different times in a round.
+
+The same attacks are made on steady gossip (gossip/robust.py), on push-sum without defence, and on two robust
+means (gossip/robust.py) in lockstep, which have no delays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import torch
+
+from ...gossip import (
+    FANOUT,
+    ONE,
+    ROBUST,
+    FaultPlan,
+    Give,
+    Gossiper,
+    MemoryNetwork,
+    Message,
+    PacedMode,
+    SteadyMode,
+    tolerated,
+)
+from ...models import SgdLearner
+from ...peer import NetworkStore
+from ...topology import build, links_to_add
+from ..build import Member, Swarm
+from ..config.tables import Config, Data, Model, Network, Training
+from ..results import Record
+from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
+from . import StudyEntry
+
+Array = np.ndarray[Any, Any]
+MODEL = "global"
+CLEAN = "clean"
+"""The run in which the hostile members are honest. Its accuracy is that of the same peers as in other
+runs."""
+MESSAGE_DELAY = (0.02, 0.6)
+"""The shortest and longest time that a message takes, in rounds."""
+TRIED_STEPS = (0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0)
+"""How far along its direction an adaptive attack tries values, relative to the receiver's distance from its
+honest neighbours."""
+SPAM_MESSAGES = 8
+"""Messages that a spamming member sends to each neighbour in a round."""
+FIRST_SEED = 4000
+"""The first seed of the full study: constants of the rule were chosen with lower seeds only."""
+
+
+@dataclass(frozen=True)
+class HostileRun(StudyCell):
+    """One run; `line` is the name of the attack.
+
+    rule: steady, push-sum, clipped or trimmed.
+    setting: the name, in the table, of the values of the fields that follow.
+    graph: a builder of `topology`, karate, or ba:M (Barabási–Albert with M links per added peer).
+    place: which peers are hostile: apart (no honest peer has two of them as neighbours, if possible), hub
+        (the peer with most links), leaf (with fewest), or together (one honest peer has two of them).
+    alpha: the parameter of a Dirichlet split of the classes; None for a random split.
+    hostile: how many peers are hostile; with hub and leaf it is one.
+    """
+
+    rule: str
+    seed: int
+    setting: str = "digits"
+    graph: str = "regular:4"
+    place: str = "apart"
+    data: str = "digits"
+    alpha: float | None = None
+    peers: int = 16
+    hostile: int = 3
+    rounds: int = 40
+
+
+# --- the swarm --------------------------------------------------------------------------------------
+
+
+def members_of(cell: HostileRun) -> list[Member]:
+    """Return the peers; the whole network is one partial model, so attacks affect all of it."""
+    layout = "64=32=10" if cell.data == "digits" else "784=60=10"
+    config = Config(
+        seed=cell.seed, peers=cell.peers,
+        data=Data(
+            set=cell.data, samples=min(50, 1400 // cell.peers) if cell.data == "digits" else 100,
+            partition="iid" if cell.alpha is None else "dirichlet", alpha=cell.alpha or 0.5,
+        ),
+        network=Network(layout=layout, activation="relu"),
+        models=[Model(name=MODEL, layout=layout.replace("=", "-"))],
+        training=Training(
+            local_samples=100, batch=25, rate=0.4,
+            prior="own" if cell.alpha is not None else "none",
+        ),
+    )  # fmt: skip
+    return Swarm(config).members()
+
+
+def graph_of(cell: HostileRun) -> nx.Graph:
+    """Return the graph of a run; links are added until every peer has at least FANOUT neighbours."""
+    if cell.graph == "karate":
+        graph = nx.convert_node_labels_to_integers(nx.karate_club_graph())
+    elif cell.graph.startswith("ba:"):
+        graph = nx.barabasi_albert_graph(cell.peers, int(cell.graph[3:]), seed=cell.seed)
+    else:
+        graph = nx.Graph(build(cell.graph, cell.peers, seed=cell.seed))
+    graph.add_edges_from(links_to_add(graph, {"": range(len(graph))}, FANOUT))
+    return graph
+
+
+def hostile_peers(cell: HostileRun, graph: nx.Graph) -> list[int]:
+    """Return the hostile peers."""
+    random = np.random.default_rng([cell.seed, 1])
+    by_degree = sorted(graph, key=lambda peer: (graph.degree[peer], peer))
+    if cell.place == "hub":
+        return sorted(by_degree[-1:])
+    if cell.place == "leaf":
+        return sorted(by_degree[:1])
+    choices = list(combinations(graph, cell.hostile))
+    order = random.permutation(len(choices))
+
+    def most_hostile_neighbours(chosen: Sequence[int]) -> int:
+        """Return how many hostile neighbours an honest peer has at most."""
+        return max(len({*graph[peer]} & {*chosen}) for peer in graph if peer not in chosen)
+
+    if cell.place == "together":
+        return list(max((choices[i] for i in order), key=lambda c: most_hostile_neighbours(c) == 2))
+
+    # Hostile members that are neighbours of each other waste their influence.
+    def crowding(chosen: Sequence[int]) -> tuple[int, int]:
+        return most_hostile_neighbours(chosen), graph.subgraph(chosen).number_of_edges()
+
+    return list(min((choices[i] for i in order), key=crowding))
+
+
+# --- attacks ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Knowledge:
+    """All that hostile members know when they send."""
+
+    members: Sequence[Member]
+    hostile: Sequence[int]
+    graph: nx.Graph
+    starts: Sequence[Array]
+    """The starting value of every peer."""
+    random: np.random.Generator
+    means: list[Array] = field(default_factory=list)
+    """The honest peers' mean after every round."""
+
+    def value(self, peer: int) -> Array:
+        """Return the present value of a peer: the parameters of its network."""
+        return self.members[peer].network.read(MODEL).numpy()
+
+    @property
+    def honest(self) -> list[int]:
+        """The honest peers."""
+        return [peer for peer in range(len(self.members)) if peer not in self.hostile]
+
+    def honest_values(self) -> Array:
+        """Return the present values of all honest peers."""
+        return np.stack([self.value(peer) for peer in self.honest])
+
+
+Respond = Callable[[Array], Array | None]
+"""Returns what the receiver's value would become if it received a value; None if it would refuse it."""
+Direction = Callable[[Knowledge, int, int], Array]
+"""A function of (knowledge, hostile sender, receiver) that returns the direction in which the attack wants to
+move the receiver."""
+Forge = Callable[[Knowledge, int, int], Array]
+"""A function of (knowledge, hostile sender, receiver) that returns the value to send."""
+
+
+def loss_ascent(learner: SgdLearner, inputs: torch.Tensor, labels: torch.Tensor) -> Array:
+    """Return the direction in which the loss of these samples rises fastest, at the learner's own values."""
+    network, flat_before = learner.network, learner.network.flat.detach().clone()
+    network.module.eval()
+    parameters = [p for p in network.module.parameters() if p.requires_grad]
+    loss = learner.losses(network.module(inputs), labels).mean()
+    with torch.no_grad():
+        for parameter, gradient in zip(
+            parameters, torch.autograd.grad(loss, parameters), strict=True
+        ):
+            parameter.add_(gradient)
+        stepped = network.read(MODEL).numpy().copy()
+        network.flat.copy_(flat_before)
+    return stepped - network.read(MODEL).numpy()
+
+
+def _sgd_learner(member: Member) -> SgdLearner:
+    """Return the learner of a member."""
+    learner = member.learner
+    assert isinstance(learner, SgdLearner)
+    return learner
+
+
+def against_test(knowledge: Knowledge, sender: int, receiver: int) -> Array:
+    """Return the direction that raises the loss of the test set."""
+    learner = _sgd_learner(knowledge.members[receiver])
+    return loss_ascent(learner, *learner.held_out)
+
+
+def against_own_data(knowledge: Knowledge, sender: int, receiver: int) -> Array:
+    """Return the direction that raises the loss of the sender's own samples, all that a real attacker has."""
+    samples = _sgd_learner(knowledge.members[sender]).samples
+    return loss_ascent(_sgd_learner(knowledge.members[receiver]), *samples)
+
+
+def flipped_labels(knowledge: Knowledge, sender: int, receiver: int) -> Array:
+    """Return the direction that lowers the loss of the hostile member's own samples with wrong labels."""
+    inputs, labels = _sgd_learner(knowledge.members[sender]).samples
+    return -loss_ascent(_sgd_learner(knowledge.members[receiver]), inputs, 9 - labels)
+
+
+def against_the_mean(knowledge: Knowledge, sender: int, receiver: int) -> Array:
+    """Return the direction that undoes what honest peers have learnt on average in the last rounds."""
+    earlier_mean = knowledge.means[-5:][0] if knowledge.means else knowledge.starts[0]
+    return earlier_mean - knowledge.honest_values().mean(axis=0)
+
+
+def to_the_start(knowledge: Knowledge, sender: int, receiver: int) -> Array:
+    """Return the direction back to the receiver's starting values."""
+    return knowledge.starts[receiver] - knowledge.value(receiver)
+
+
+def dissensus(knowledge: Knowledge, sender: int, receiver: int) -> Array:
+    """Return the direction away from the receiver's honest neighbours."""
+    honest = [peer for peer in knowledge.graph[receiver] if peer not in knowledge.hostile]
+    return knowledge.value(receiver) - np.mean([knowledge.value(peer) for peer in honest], axis=0)
+
+
+def shared_noise(knowledge: Knowledge, sender: int, receiver: int) -> Array:
+    """Return a random direction, the same for all receivers and rounds."""
+    return np.random.default_rng(7).normal(size=knowledge.starts[0].size)
+
+
+def _within_spread(knowledge: Knowledge) -> Array:
+    """Return a value 1.5 standard deviations from the honest peers' mean, which looks like an honest one."""
+    values = knowledge.honest_values()
+    return values.mean(axis=0) - 1.5 * values.std(axis=0)
+
+
+ADAPTIVE: Mapping[str, Direction] = {
+    "drift, test set": against_test,
+    "drift, own data": against_own_data,
+    "drift, wrong labels": flipped_labels,
+    "against the mean": against_the_mean,
+    "back to the start": to_the_start,
+    "dissensus": dissensus,
+    "shared noise": shared_noise,
+}
+"""The directions of adaptive attacks, which send the value along it that moves the receiver most."""
+VARIANTS = {"inflate": "drift, own data", "spam": "drift, test set", "rejoin": "drift, test set"}
+"""Attacks that use the direction of another one, and send it with 16 times the weight (inflate), many times a
+round (spam), or many times a round with a new session for each message (rejoin)."""
+FIXED_VALUES: Mapping[str, Forge] = {
+    "NaN": lambda knowledge, sender, receiver: np.full_like(knowledge.starts[0], np.nan),
+    "1e30": lambda knowledge, sender, receiver: np.full_like(knowledge.starts[0], 1e30),
+    "random": lambda knowledge, sender, receiver: knowledge.random.normal(
+        0, knowledge.value(receiver).std(), knowledge.starts[0].size
+    ),
+    "sign flipped": lambda knowledge, sender, receiver: -knowledge.value(receiver),
+    "half of it": lambda knowledge, sender, receiver: knowledge.value(receiver) / 2,
+    "a tenth less": lambda knowledge, sender, receiver: 0.9 * knowledge.value(receiver),
+    "a little is enough": lambda knowledge, sender, receiver: _within_spread(knowledge),
+    "inner product": lambda knowledge, sender, receiver: (
+        -0.1 * knowledge.honest_values().mean(axis=0)
+    ),
+}
+"""Attacks whose values do not depend on the rule."""
+DATA_ATTACKS = ("label flip", "silent")
+"""Hostile members that train on wrong labels and are honest otherwise, and those that send nothing."""
+ATTACKS = (*ADAPTIVE, *VARIANTS, *FIXED_VALUES, *DATA_ATTACKS)
+"""The names of all attacks."""
+WORST_ATTACKS = ("drift, test set", "drift, own data", "dissensus", "rejoin")
+"""The attacks that are made on other graphs, data and places too."""
+
+
+def forge_value(
+    attack: str, knowledge: Knowledge, sender: int, receiver: int, respond: Respond | None
+) -> Array:
+    """Return the value that a hostile member sends.
+
+    respond: tries values on the receiver; None if it accepts every value, so that nothing has to be tried.
+    """
+    if attack in FIXED_VALUES:
+        return FIXED_VALUES[attack](knowledge, sender, receiver).astype(np.float32)
+    own = knowledge.value(receiver)
+    direction = ADAPTIVE[VARIANTS.get(attack, attack)](knowledge, sender, receiver)
+    length = float(np.linalg.norm(direction))
+    if not length:
+        return own
+    direction = direction / length
+    honest = [peer for peer in knowledge.graph[receiver] if peer not in knowledge.hostile]
+    distances = [np.linalg.norm(knowledge.value(peer) - own) for peer in honest]
+    usual_distance = float(np.median(distances))
+    values = [(own + step * usual_distance * direction).astype(np.float32) for step in TRIED_STEPS]
+    if respond is None:
+        return values[-1]
+
+    def movement(value: Array) -> float:
+        """Return how far a value would move the receiver along the direction."""
+        new_value = respond(value)
+        return 0.0 if new_value is None else float((new_value - own) @ direction)
+
+    return max(values, key=movement)
+
+
+# --- steady gossip and push-sum, in virtual time ----------------------------------------------------
+
+
+def run_gossip(cell: HostileRun) -> Record:
+    """Train and gossip at different times in every round; return the honest peers' accuracies."""
+    swarm = _GossipSwarm(cell)
+    knowledge, members = swarm.knowledge, swarm.knowledge.members
+    for gossiper in swarm.gossipers:
+        gossiper.tick(0.0)
+    for round_number in range(cell.rounds):
+        times = knowledge.random.random(len(members))
+        for peer in np.argsort(times).tolist():
+            now = round_number + float(times[peer])
+            swarm.deliver(now)
+            members[peer].learner.train(1)
+            swarm.send(peer, now)
+        knowledge.means.append(knowledge.honest_values().mean(axis=0))
+    swarm.deliver(cell.rounds + 2.0)
+    refused = sum(
+        swarm.gossipers[peer].counters["refused-allowance"]
+        for peer in knowledge.honest
+        if swarm.attack is None
+    )
+    return _record(cell, knowledge) | {"refused": refused}
+
+
+class _GossipSwarm:
+    """The gossipers of one run, and the simulated network between them."""
+
+    def __init__(self, cell: HostileRun):
+        self._cell = cell
+        self.knowledge, self.attack = _prepare(cell)
+        members, graph = self.knowledge.members, self.knowledge.graph
+        self.gossipers = [_gossiper(cell, member, number) for number, member in enumerate(members)]
+        for u, v in graph.edges:
+            for a, b in ((u, v), (v, u)):
+                other = self.gossipers[b]
+                self.gossipers[a].peer_online(other.peer, other.session, [MODEL])
+        faults = FaultPlan(delay=MESSAGE_DELAY)
+        self._network: MemoryNetwork[Message] = MemoryNetwork(self.knowledge.random, faults)
+        self._numbers = {gossiper.peer: number for number, gossiper in enumerate(self.gossipers)}
+        self._forged = 0
+
+    def deliver(self, now: float) -> None:
+        """Deliver all messages that have arrived by `now`, and send the answers."""
+        for message in self._network.deliver(now):
+            receiver = self.gossipers[self._numbers[message.receiver]]
+            receiver.handle(message, now)
+            for answer in receiver.poll():
+                self._network.send(answer, now)
+
+    def send(self, peer: int, now: float) -> None:
+        """Send what a peer sends after it has trained."""
+        gossiper, attack = self.gossipers[peer], self.attack
+        is_honest = attack in (None, "label flip") or peer not in self.knowledge.hostile
+        if is_honest or self._cell.rule == "push-sum":
+            assert isinstance(gossiper.mode, PacedMode | SteadyMode)
+            gossiper.mode.request()
+            gossiper.tick(now)
+        for message in gossiper.poll():
+            if isinstance(message, Give) and not is_honest and attack is not None:
+                if attack == "silent":
+                    continue
+                # In push-sum a hostile member sends the messages of its gossiper, with other values.
+                receiver = self._numbers[message.receiver]
+                value = forge_value(attack, self.knowledge, peer, receiver, None)
+                weight = 16 * ONE if attack == "inflate" else message.weight
+                message = replace(message, value=value, weight=weight)
+            self._network.send(message, now)
+        if not is_honest and self._cell.rule != "push-sum" and attack not in (None, "silent"):
+            self._send_forged(attack, peer, now)
+
+    def _send_forged(self, attack: str, sender: int, now: float) -> None:
+        """Send forged values of steady gossip to all honest neighbours of a hostile member."""
+        knowledge, name = self.knowledge, self.gossipers[sender].peer
+        for number in sorted({*knowledge.graph[sender]} - {*knowledge.hostile}):
+            receiver = self.gossipers[number]
+            respond = partial(_dry_run, receiver, name)
+            value = forge_value(attack, knowledge, sender, number, respond)
+            for _ in range(SPAM_MESSAGES if attack in ("spam", "rejoin") else 1):
+                self._forged += 1
+                session = f"again {self._forged}" if attack == "rejoin" else "forged"
+                weight = 16 * ONE if attack == "inflate" else 0
+                give = Give(
+                    MODEL, name, session, self._forged, receiver.peer, receiver.session, weight,
+                    value,
+                )  # fmt: skip
+                self._network.send(give, now)
+
+
+def _prepare(cell: HostileRun) -> tuple[Knowledge, str | None]:
+    """Return the swarm of a run and the name of its attack, None for a clean run.
+
+    In the attack `label flip`, the labels of the hostile members' samples are changed here.
+    """
+    members, graph = members_of(cell), graph_of(cell)
+    knowledge = Knowledge(
+        members,
+        hostile_peers(cell, graph),
+        graph,
+        [member.network.read(MODEL).numpy().copy() for member in members],
+        np.random.default_rng([cell.seed, 2]),
+    )
+    if cell.line == "label flip":
+        for peer in knowledge.hostile:
+            learner = _sgd_learner(members[peer])
+            inputs, labels = learner.samples
+            learner.samples = inputs, 9 - labels
+    return knowledge, None if cell.line == CLEAN else cell.line
+
+
+def _gossiper(cell: HostileRun, member: Member, number: int) -> Gossiper:
+    """Return a peer's gossiper, which has injected its weight."""
+    mode: PacedMode | SteadyMode = PacedMode(FANOUT)
+    if cell.rule == "steady":
+        mode = SteadyMode(score=_Score(_sgd_learner(member)))
+    name = f"{number}"
+    gossiper = Gossiper(
+        name, f"session {name}", NetworkStore(member.network), mode=mode, seed=number
+    )
+    gossiper.inject(MODEL, ONE)
+    return gossiper
+
+
+class _Score:
+    """Scores values with a learner, for SteadyMode.
+
+    The score of the peer's own values is kept until they change, because dry runs ask for it often.
+    """
+
+    def __init__(self, learner: SgdLearner):
+        self._learner = learner
+        self._flat, self._own = torch.empty(0), 0.0
+
+    def __call__(self, model: str, value: Array | None) -> float:
+        if value is not None:
+            return self._learner.score({model: value})
+        flat = self._learner.network.flat
+        if not torch.equal(flat, self._flat):
+            self._flat, self._own = flat.clone(), self._learner.score({})
+        return self._own
+
+
+def _dry_run(receiver: Gossiper, sender: str, value: Array) -> Array | None:
+    """Return what the receiver's value would become, by its own mode; None if it would refuse the value."""
+    mode = receiver.mode
+    assert isinstance(mode, SteadyMode)
+    give = Give(MODEL, sender, "dry run", 1, receiver.peer, receiver.session, 0, value)
+    new_value = mode.would_move(receiver, give)
+    return None if isinstance(new_value, str) else new_value  # a text is the cause of a refusal
+
+
+# --- robust means, in lockstep ----------------------------------------------------------------------
+
+
+def run_lockstep(cell: HostileRun) -> Record:
+    """Train all peers, then let each take the robust mean of its own value and its neighbours'.
+
+    Returns the honest peers' accuracies.
+    """
+    knowledge, attack = _prepare(cell)
+    members, graph, hostile = knowledge.members, knowledge.graph, knowledge.hostile
+    robust_mean = ROBUST[cell.rule]
+    for _ in range(cell.rounds):
+        for member in members:
+            member.learner.train(1)
+        values = [knowledge.value(peer).copy() for peer in range(len(members))]
+        means: dict[int, Array] = {}
+        for peer in range(len(members)):
+            received = [values[other] for other in graph[peer] if other not in hostile]
+            max_hostile = tolerated("auto", graph.degree[peer])
+            for attacker in (other for other in graph[peer] if other in hostile):
+                if attack in (None, "label flip"):
+                    received.append(values[attacker])
+                elif attack != "silent" and peer not in hostile:
+                    respond = partial(
+                        _mean_with, robust_mean, values[peer], list(received), max_hostile
+                    )
+                    received.append(forge_value(attack, knowledge, attacker, peer, respond))
+            means[peer] = robust_mean(values[peer], received, max_hostile)
+        for peer, value in means.items():
+            members[peer].network.write(MODEL, value)
+        knowledge.means.append(knowledge.honest_values().mean(axis=0))
+    return _record(cell, knowledge)
+
+
+def _mean_with(
+    robust_mean: Any, own: Array, received: list[Array], max_hostile: int, value: Array
+) -> Array:
+    """Return the robust mean that a receiver would compute if it received one more value."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return robust_mean(own, [*received, value], max_hostile)
+
+
+def _record(cell: HostileRun, knowledge: Knowledge) -> Record:
+    """Return the result of a run: the honest peers' accuracies on the common test set."""
+    for member in knowledge.members:
+        # Log-priors are for the peers' own class shares, which the common test set does not have.
+        _sgd_learner(member).log_prior = None
+    accuracies = [knowledge.members[peer].learner.test().accuracy for peer in knowledge.honest]
+    return {
+        "attack": cell.line, "rule": cell.rule, "seed": cell.seed, "setting": cell.setting,
+        "accuracy": float(np.mean(accuracies)), "worst": float(np.min(accuracies)),
+        "hostile": len(knowledge.hostile),
+    }  # fmt: skip
+
+
+def run_hostile(cell: HostileRun, job: Job) -> Record:
+    """Run one cell and return its record."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return run_lockstep(cell) if cell.rule in ROBUST else run_gossip(cell)
+
+
+# --- the study --------------------------------------------------------------------------------------
+
+RULES = ("steady", "push-sum", "clipped", "trimmed")
+"""The ways of averaging that are compared; the table calls them modes."""
+OTHER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "degree 6": {"graph": "regular:6"},
+    "complete": {"graph": "clique"},
+    "karate, a leaf": {"graph": "karate", "peers": 34, "place": "leaf"},
+    "karate, a hub": {"graph": "karate", "peers": 34, "place": "hub"},
+    "scale-free, a leaf": {"graph": "ba:2", "place": "leaf"},
+    "scale-free, a hub": {"graph": "ba:2", "place": "hub"},
+    "two of four neighbours": {"place": "together"},
+    "label skew": {"alpha": 0.5},
+    "MNIST": {"data": "mnist"},
+}
+"""Other graphs, places and data, for the worst attacks; on the graphs with hubs one peer is hostile."""
+
+
+def hostile(entry: StudyEntry, quick: bool, seeds: range) -> Study[HostileRun]:
+    """Return the study: every attack in every mode on the digits, and the worst ones elsewhere."""
+    first = 0 if quick else FIRST_SEED
+    cells: list[HostileRun] = []
+    for seed in (first + number for number in seeds):
+        for rule in RULES:
+            attacks = (
+                ATTACKS
+                if rule == "steady"
+                else (*WORST_ATTACKS, "against the mean", "sign flipped")
+            )
+            if quick:
+                attacks = WORST_ATTACKS
+            cells += [
+                HostileRun(attack, rule, seed, rounds=15 if quick else 40)
+                for attack in (CLEAN, *attacks)
+            ]
+    for seed in (first + number for number in ([] if quick else seeds[:3])):
+        cells += [
+            HostileRun(attack, "steady", seed, name, **fields)
+            for name, fields in OTHER_SETTINGS.items()
+            for attack in (CLEAN, *WORST_ATTACKS)
+        ]
+    return Study(
+        entry.name, cells, EachCell(run_hostile), hostile_tables, hostile_figure,
+        titles={
+            "summary": f"{cells[0].hostile} of {cells[0].peers} peers hostile, digits, {cells[0].rounds} "
+            "rounds: accuracy of the honest peers, their mean and the worst of them",
+            "elsewhere": "steady gossip on other graphs and data, with the worst attacks",
+        },
+        latest=lambda record: f"{record['rule']}, {record['attack']}: {record['accuracy']:.3f}",
+        always_run={CLEAN},
+    )  # fmt: skip
+
+
+def hostile_tables(records: Sequence[Record]) -> dict[str, Frame]:
+    """Return a row for every attack, with the mean and worst accuracy in every mode; then other settings."""
+    all_runs = frame_of(records, ordered=["attack", "rule"])
+    frame = all_runs[all_runs["setting"] == "digits"]
+    mean = frame.pivot_table("accuracy", "attack", "rule", observed=True)
+    worst = frame.pivot_table("worst", "attack", "rule", observed=True)
+    columns: dict[str, Any] = {"attack": list(mean.index)}
+    for rule in mean.columns:
+        columns[str(rule)] = list(mean[rule])
+        columns[f"{rule}, worst"] = list(worst[rule])
+    formats = dict.fromkeys(columns, ".3f") | {"attack": ""}
+    tables = {"summary": as_text(frame_of(columns), formats)}
+    others = all_runs[all_runs["setting"] != "digits"]
+    if len(others):
+        groups = others.groupby(["setting", "attack"], sort=False, observed=True)
+        rows = groups[["accuracy", "worst"]].mean().reset_index()
+        tables["elsewhere"] = as_text(rows, {"accuracy": ".3f", "worst": ".3f"})
+    return tables
+
+
+def hostile_figure(folder: Path, records: Sequence[Record]) -> list[Path]:
+    """Draw a dot for every attack and mode: the mean accuracy, with a line down to the worst peer."""
+    from ..study.figures import COLOURS, MARKERS, canvas, place_legend, save
+
+    frame = frame_of(records, ordered=["attack", "rule"])
+    frame = frame[frame["setting"] == "digits"]
+    attacks = list(dict.fromkeys(frame["attack"]))
+    figure, axes = canvas(
+        "dot: mean accuracy of the honest peers; line: down to the worst of them; mean over seeds",
+        height=0.3 * len(attacks) + 1.6,
+    )
+    for index, rule in enumerate(dict.fromkeys(frame["rule"])):
+        rows = (
+            frame[frame["rule"] == rule]
+            .groupby("attack", observed=True)[["accuracy", "worst"]]
+            .mean()
+        )
+        places = [attacks.index(attack) + 0.16 * (index - 1.5) for attack in rows.index]
+        axes.hlines(places, rows["worst"], rows["accuracy"], color=COLOURS[index], alpha=0.5)
+        axes.plot(
+            rows["accuracy"],
+            places,
+            MARKERS[index],
+            color=COLOURS[index],
+            label=str(rule),
+            markersize=4,
+        )
+    axes.set_yticks(range(len(attacks)), attacks)
+    axes.invert_yaxis()
+    axes.set(xlabel="accuracy", title="hostile members, by attack and mode")
+    place_legend(axes)
+    return save(figure, folder / "hostile")

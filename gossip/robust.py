@@ -1,0 +1,575 @@
+"""Averaging among members of which some may be hostile, with values that carry no weight.
+
+In push-sum a member that lies about its weight, or keeps weight that it was given, decides the average, and
+no bound on values mends that. Here nobody gives weight away.
+
+*Steady gossip*: a peer sends its neighbours its value, and each of them moves its own value x a little
+towards it. For a value v from a neighbour:
+
+    d = |v − x|                                    its distance
+    e = max(0, loss of v − loss of x)              its excess loss, on own samples, own private parts in place
+    τ = the (2b+1)-th largest d of all neighbours' last values
+    q = USUAL_EXCESS times the (2b+1)-th largest e of them, and at least MIN_EXCESS
+    x ← x + β·f·(v − x),   f = min(1, τ·g/d),   g = min(1, q/e)²,   β = 1/(F+1)
+
+b is the number of hostile neighbours to withstand, and F the number of neighbours that a peer sends to in a
+round. So one value moves x by β·τ at most, however far it is: by a step that at least 2b+1 neighbours, b+1 of
+them honest, would also make. A neighbour is *looked at* (its value scored and used) only as often as its
+*allowance* permits, whatever it sends: that starts at 1, and grows by RATE·F/neighbours in each of our own
+rounds, up to MAX_ALLOWANCE.
+`limits` and `step_factor` are the rule; `SteadyMode` applies it and says when to send to whom.
+
+*Robust means*, for the lockstep modes, are pure functions of the own value, those of the others, and b; they
+return the value to continue with. Every value counts once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from .modes import GATHER, RETURN, Mode, RoundsMode, ServerMode
+from .pushsum import Array, is_finite
+from .wire import Give, Tag
+
+if TYPE_CHECKING:
+    from .gossiper import Gossiper
+
+# Chosen in simulations of 16 peers, 3 of them hostile, on graphs of degree 4 and more.
+FANOUT = 4
+"""Neighbours that a peer sends its value to in each of its rounds, if it has that many."""
+RATE = 1.25
+"""How fast an allowance grows, relative to how often an honest neighbour sends: above 1, so that a little
+jitter costs honest neighbours nothing."""
+MAX_ALLOWANCE = 2.0
+"""The most values of a neighbour that are looked at in a row without a round of our own in between."""
+MIN_EXCESS = 0.02
+"""Excess losses up to this one never count against a value: they are noise of a few samples."""
+USUAL_EXCESS = 2.0
+"""Excess losses up to this multiple of the neighbours' (2b+1)-th largest are usual."""
+MAX_FEW_EXCESS = 0.5
+"""The largest excess loss that counts as usual while fewer than 2b+1 neighbours are known."""
+EARLY_ROUNDS = 5
+"""Own rounds in which a peer that knows fewer than 2b+1 neighbours also bounds steps by its own training."""
+EARLY_MOVE = 1.5
+"""The bound of that time, relative to the length of the last training's move."""
+MAX_KNOWN = 4096
+"""The most neighbours that are remembered per partial model; the oldest are forgotten."""
+
+Hostile: TypeAlias = int | Literal["auto"]
+Score: TypeAlias = Callable[[str, Array | None], float]
+"""Score(model, value) is the mean loss on a few own training samples with this value of a partial model in
+place of the own one, or with the own one for None."""
+
+
+def tolerated(hostile: Hostile, neighbours: int) -> int:
+    """Return b, the hostile neighbours to withstand; "auto": fewer than a third of them, and at least one."""
+    return max(1, (neighbours - 1) // 3) if hostile == "auto" else hostile
+
+
+def needed_neighbours(hostile: Hostile) -> int:
+    """Return the fewest neighbours with which a peer withstands so many hostile ones among them.
+
+    2b+1 of which b are hostile leave a majority that is honest. One hostile neighbour takes four: with three,
+    the bound is the least distance of all, and peers hardly learn from each other.
+    """
+    return 4 if hostile == "auto" else max(2 * hostile + 1, 4 if hostile else 1)
+
+
+def limits(
+    distances: Sequence[float], excesses: Sequence[float], b: int, early_move: float | None
+) -> tuple[float, float]:
+    """Return the largest usual distance τ and excess loss q, from those of all known neighbours' last values.
+
+    early_move: the length of the last training's move in a peer's first rounds; None later.
+    """
+    rank = 2 * b
+    if len(distances) > rank:
+        tau = sorted(distances, reverse=True)[rank]
+        return tau, max(MIN_EXCESS, USUAL_EXCESS * sorted(excesses, reverse=True)[rank])
+    tau = min(distances)
+    if early_move is not None:
+        tau = min(tau, EARLY_MOVE * early_move)
+    return tau, max(MIN_EXCESS, min(MAX_FEW_EXCESS, USUAL_EXCESS * min(excesses)))
+
+
+def step_factor(distance: float, excess: float, tau: float, q: float) -> float:
+    """Return f: the fraction of the way to a value that is within both limits; 0 if it is not measurable."""
+    if not (math.isfinite(distance) and math.isfinite(excess)):
+        return 0.0
+    if distance == 0.0:
+        return 1.0
+    g = 1.0 if excess <= q else (q / excess) ** 2
+    return min(1.0, tau * g / distance)
+
+
+@dataclass(slots=True)
+class Known:
+    """What a peer remembers of one neighbour's values of one partial model."""
+
+    allowance: float = 1.0
+    """How many more values of it are looked at."""
+    distance: float | None = None
+    """The distance of its last value that was looked at; None before the first."""
+    excess: float = 0.0
+
+
+class SteadyMode(Mode):
+    """Steady gossip; see the module's docstring for the rule.
+
+    The driver calls `request` after every round of training, as with `PacedMode`.
+
+    fanout: neighbours that a peer sends to after each of its rounds, those first that have waited longest.
+        Raise it with many neighbours if peers disagree too much, at that many more messages.
+    hostile: hostile neighbours to withstand, or "auto": a third of the neighbours, and at least one. Raise
+        it if more of them may be hostile; peers then learn more slowly from each other.
+    score: measures the loss of a value; without it distances alone bound values.
+    key_of: the identity of a sender by its name. It must not change with a new name of the same member.
+
+    A peer without weight of its own (a newcomer that the driver let `inject(…, after_first_transfer=True)`)
+    collects the values of 2b+1 neighbours, or what it has at the end of its next round, and starts from their
+    coordinate-wise median.
+    """
+
+    weightless = True
+
+    def __init__(
+        self,
+        fanout: int = FANOUT,
+        *,
+        hostile: Hostile = "auto",
+        score: Score | None = None,
+        key_of: Callable[[str], str] = lambda name: name,
+    ) -> None:
+        if fanout < 1:
+            raise ValueError(f"steady mode: fanout is {fanout}, must be at least 1")
+        if hostile != "auto" and hostile < 0:
+            raise ValueError(f"steady mode: hostile is {hostile}, must be 0 or more, or 'auto'")
+        self.fanout, self.score = fanout, score
+        self.hostile: Hostile = hostile
+        self._key_of = key_of
+        self._known: dict[str, dict[str, Known]] = {}
+        """By partial model and identity; kept when a neighbour leaves, so that a return washes nothing."""
+        self._collected: dict[str, dict[str, Array]] = {}
+        """By partial model: the first values that a newcomer received, by the identity of their sender."""
+        self._requests = 0
+        self._rounds: Counter[str] = Counter()
+        """Own rounds so far, by partial model."""
+        self._waiting: set[str] = set()
+        """Partial models that could not be sent at the last request, because no neighbour was free."""
+        self._served: dict[tuple[str, str], int] = {}
+        """The own round in which a neighbour was last sent a partial model."""
+        self._welcomes: set[tuple[str, str]] = set()
+        self._before: dict[str, Array] = {}
+        """In the first rounds: copies of own values after the last change by gossip."""
+        self._training_move: dict[str, float] = {}
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def request(self, *, ignore_drift: bool = False) -> None:
+        """Note that a round of training is over: send every model once, and let allowances grow."""
+        self._requests += 1
+
+    def welcome(self, model: str, peer: str) -> None:
+        """Send to a newcomer as soon as it is free, without waiting for the next request."""
+        self._welcomes.add((model, peer))
+
+    def caught_up(self, gossiper: Gossiper) -> bool:
+        """Return False while more neighbours than may be hostile have not acknowledged the last value.
+
+        So training is not far ahead of gossip on slow links, and hostile neighbours cannot delay it.
+        """
+        return all(
+            gossiper.in_flight(model) <= tolerated(self.hostile, len(gossiper.neighbours(model)))
+            for model in gossiper.models
+        )
+
+    def step(self, gossiper: Gossiper, now: float) -> None:
+        """Send what was requested, as far as neighbours are free."""
+        for _ in range(self._requests):
+            self.end_round(gossiper)
+        for model in gossiper.models:
+            if not gossiper.injected(model):
+                continue
+            if (self._requests or model in self._waiting) and self._send(gossiper, model, now):
+                self._waiting.discard(model)
+            elif self._requests:
+                self._waiting.add(model)
+            if model not in self._before:
+                self._remember_value(gossiper, model)
+        self._requests = 0
+        for model, peer in sorted(self._welcomes):
+            if peer not in gossiper.reachable_neighbours(model):
+                self._welcomes.discard((model, peer))
+            elif gossiper.injected(model) and peer in gossiper.free_neighbours(model):
+                self._welcomes.discard((model, peer))
+                gossiper.send_values(model, [peer], now)
+
+    def end_round(self, gossiper: Gossiper) -> None:
+        """Count a round of own training, without sending: allowances grow, and a newcomer starts.
+
+        `step` calls it for every request; a driver that decides itself when values are sent calls it instead.
+        """
+        for model in gossiper.models:
+            self._end_round(gossiper, model)
+
+    def _end_round(self, gossiper: Gossiper, model: str) -> None:
+        self._rounds[model] += 1
+        neighbours = gossiper.neighbours(model)
+        if neighbours:
+            gain = RATE * min(self.fanout, len(neighbours)) / len(neighbours)
+            for known in self._known.get(model, {}).values():
+                known.allowance = min(MAX_ALLOWANCE, known.allowance + gain)
+        if (before := self._before.get(model)) is not None:
+            self._training_move[model] = _length(gossiper.value(model) - before)
+            self._remember_value(gossiper, model)
+        if self._collected.get(model) and not gossiper.injected(model):
+            self._start_from_median(gossiper, model)
+
+    def _send(self, gossiper: Gossiper, model: str, now: float) -> bool:
+        """Send the own value to the free neighbours that have waited longest.
+
+        Returns False if there are neighbours, but none is free; then it is tried again.
+        """
+        free = gossiper.free_neighbours(model)
+        if not free:
+            return not gossiper.reachable_neighbours(model)
+        shuffled = [free[index] for index in gossiper.rng.permutation(len(free))]
+        chosen = sorted(shuffled, key=lambda peer: self._served.get((model, peer), 0))
+        chosen = sorted(chosen[: self.fanout])
+        for peer in chosen:
+            self._served[model, peer] = self._rounds[model]
+        gossiper.send_values(model, chosen, now)
+        return True
+
+    def _remember_value(self, gossiper: Gossiper, model: str) -> None:
+        """In the first rounds, keep a copy of the own value, to measure how far training moves it."""
+        if self._rounds[model] < EARLY_ROUNDS:
+            self._before[model] = np.array(gossiper.value(model))
+        else:
+            self._before.pop(model, None)
+
+    # --- receiving ------------------------------------------------------------------------------
+
+    def moved(self, gossiper: Gossiper, give: Give) -> Array | str:
+        """Return the own value after a received one has moved it, or why the received one is void."""
+        model, key = give.model, self._key_of(give.sender)
+        if defect := self._defect(gossiper, give):
+            return defect
+        if not gossiper.injected(model):
+            return self._collect(gossiper, model, key, give.value)
+        models = self._known.setdefault(model, {})
+        known = models.setdefault(key, Known())
+        if len(models) > MAX_KNOWN:
+            del models[next(iter(models))]
+        if known.allowance < 1:
+            return "allowance"
+        known.allowance -= 1
+        known.distance, known.excess, step = self._judge(gossiper, give, key)
+        if step is None:
+            return gossiper.value(model)
+        if self._rounds[model] < EARLY_ROUNDS and model in self._before:
+            # What training moves is measured without what gossip moves.
+            self._before[model] += step
+        return gossiper.value(model) + step
+
+    def would_move(self, gossiper: Gossiper, give: Give) -> Array | str:
+        """Return what `moved` would once our value counts; changes nothing, to study what a liar can do."""
+        if defect := self._defect(gossiper, give):
+            return defect
+        if not gossiper.injected(give.model) or self.allowance(give.model, give.sender) < 1:
+            return "allowance"
+        *_, step = self._judge(gossiper, give, self._key_of(give.sender))
+        own = gossiper.value(give.model)
+        return own if step is None else own + step
+
+    def _defect(self, gossiper: Gossiper, give: Give) -> str | None:
+        """Return why a value is void before it is looked at, or None."""
+        if give.sender not in gossiper.neighbours(give.model):
+            return "no-neighbour"
+        if give.weight:
+            return "weight"
+        return None if is_finite(give.value) else "not-finite"
+
+    def _judge(self, gossiper: Gossiper, give: Give, key: str) -> tuple[float, float, Array | None]:
+        """Return a value's distance and excess loss, and the step towards it; None for no step."""
+        model, own, neighbours = (
+            give.model,
+            gossiper.value(give.model),
+            gossiper.neighbours(give.model),
+        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            step = np.subtract(give.value, own, dtype=own.dtype, casting="same_kind")
+        distance, excess = _length(step), self._excess(model, give.value)
+        present = {self._key_of(peer) for peer in neighbours} - {key}
+        known = self._known.get(model, {})
+        others = [(k.distance, k.excess) for each, k in known.items() if each in present]
+        seen = [(distance, excess), *((d, e) for d, e in others if d is not None)]
+        tau, q = limits(
+            [d for d, _ in seen],
+            [e for _, e in seen],
+            tolerated(self.hostile, len(neighbours)),
+            self._early_move(model),
+        )
+        factor = step_factor(distance, excess, tau, q)
+        if not factor:
+            return distance, excess, None
+        step *= factor / (min(self.fanout, len(neighbours)) + 1)
+        return distance, excess, step
+
+    def _excess(self, model: str, value: Array) -> float:
+        if self.score is None:
+            return 0.0
+        own = self.score(model, None)
+        if not math.isfinite(own):
+            return 0.0  # a peer without samples, or one that has diverged, cannot judge
+        excess = self.score(model, value) - own
+        return math.inf if math.isnan(excess) else max(0.0, excess)
+
+    def _early_move(self, model: str) -> float | None:
+        if self._rounds[model] > EARLY_ROUNDS:
+            return None
+        return self._training_move.get(model, 0.0)
+
+    def _collect(self, gossiper: Gossiper, model: str, key: str, value: Array) -> Array | str:
+        """Keep a newcomer's first values; return the value to start from once they are enough."""
+        collected = self._collected.setdefault(model, {})
+        neighbours = gossiper.reachable_neighbours(model)
+        enough = min(2 * tolerated(self.hostile, len(neighbours)) + 1, len(neighbours))
+        collected[key] = np.array(value)
+        if len(collected) < enough:
+            return "collected"
+        return self._start_from_median(gossiper, model)
+
+    def _start_from_median(self, gossiper: Gossiper, model: str) -> Array:
+        """Start from the coordinate-wise median of the collected values, with the promised weight."""
+        own = gossiper.value(model)
+        median = np.median(list(self._collected.pop(model).values()), axis=0).astype(own.dtype)
+        gossiper.set_value(model, median)
+        if promised := gossiper.promised(model):
+            gossiper.inject(model, promised)
+        return median
+
+    # --- state ----------------------------------------------------------------------------------
+
+    def allowance(self, model: str, sender: str) -> float:
+        """Return how many more values of a partial model are looked at from this sender."""
+        return self._known.get(model, {}).get(self._key_of(sender), Known()).allowance
+
+    def update_models(self, models: Collection[str]) -> None:
+        """Forget partial models that have ended."""
+        for table in (self._known, self._collected, self._before, self._training_move):
+            for model in table.keys() - set(models):
+                del table[model]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what is known of neighbours, and the number of own rounds."""
+        return {
+            "rounds": dict(self._rounds),
+            "known": [
+                [model, key, known.allowance, known.distance, known.excess]
+                for model, keys in self._known.items()
+                for key, known in keys.items()
+            ],
+        }
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Restore the state of a snapshot."""
+        self._rounds = Counter(data["rounds"])
+        for model, key, allowance, distance, excess in data["known"]:
+            self._known.setdefault(model, {})[key] = Known(allowance, distance, excess)
+
+
+def _length(vector: Array) -> float:
+    """Return the Euclidean norm; infinite, without a warning, on overflow."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sqrt(np.vdot(vector, vector)))
+
+
+# --- robust means in lockstep --------------------------------------------------------------------
+
+Robust: TypeAlias = Callable[[Array, Sequence[Array], int], Array]
+
+
+def clipped_mean(own: Array, others: Sequence[Array], b: int) -> Array:
+    """Return the mean of the own value and the others, each first moved to within a radius of the own one.
+
+    The radius is the (2b+1)-th largest distance, so that at least b+1 honest values are as far or farther;
+    with fewer than 2b+1 others, the own value stays as it is.
+    """
+    differences = [np.subtract(value, own, dtype=np.float64) for value in others]
+    distances = [float(np.linalg.norm(each)) for each in differences]
+    radius = sorted(distances, reverse=True)[2 * b] if len(distances) > 2 * b else 0.0
+    step = np.zeros(own.shape)
+    for difference, distance in zip(differences, distances, strict=True):
+        if np.isfinite(distance):
+            step += difference * min(1.0, radius / distance if distance else 1.0)
+    return (own + step / (len(others) + 1)).astype(own.dtype)
+
+
+def trimmed_mean(own: Array, others: Sequence[Array], b: int) -> Array:
+    """Return, per coordinate, the mean of all values without the b largest and the b smallest.
+
+    Of fewer than 2b+1 values the middle ones are left.
+    """
+    values = np.sort(_finite(own, others), axis=0)
+    cut = min(b, (len(values) - 1) // 2)
+    return values[cut : len(values) - cut].mean(axis=0, dtype=np.float64).astype(own.dtype)
+
+
+def median(own: Array, others: Sequence[Array], b: int) -> Array:
+    """Return the coordinate-wise median of all values; b is not used."""
+    return np.median(_finite(own, others), axis=0).astype(own.dtype)
+
+
+def _finite(own: Array, others: Sequence[Array]) -> Array:
+    """Stack the own value and those of the others that are finite."""
+    return np.stack([own, *(value for value in others if np.isfinite(value).all())])
+
+
+ROBUST: Mapping[str, Robust] = MappingProxyType(
+    {"clipped": clipped_mean, "trimmed": trimmed_mean, "median": median}
+)
+
+
+class _Collected:
+    """The values that arrived in the present exchange, by partial model and sender."""
+
+    def __init__(self, rule: str, hostile: Hostile) -> None:
+        self._rule = ROBUST[rule]
+        self._hostile: Hostile = hostile
+        self._values: dict[str, dict[str, Array]] = {}
+
+    def add(self, gossiper: Gossiper, give: Give) -> Array | str:
+        """Keep a value; return the own one, which stays as it is until the end of the exchange."""
+        if give.weight:
+            return "weight"
+        if not np.isfinite(give.value).all():
+            return "not-finite"
+        self._values.setdefault(give.model, {})[give.sender] = np.array(give.value)
+        return gossiper.value(give.model)
+
+    def combine(self, gossiper: Gossiper, model: str) -> None:
+        """Replace the own value by the robust mean of all that arrived."""
+        values = self._values.pop(model, {})
+        if values:
+            b = tolerated(self._hostile, len(values))
+            others = [values[sender] for sender in sorted(values)]
+            gossiper.set_value(model, self._rule(gossiper.value(model), others, b))
+
+    def rows(self) -> list[list[Any]]:
+        """Return everything as rows, for a snapshot."""
+        return [[model, *item] for model, each in self._values.items() for item in each.items()]
+
+    def restore(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Restore the rows of a snapshot."""
+        for model, sender, value in rows:
+            self._values.setdefault(model, {})[sender] = value
+
+
+class RobustRoundsMode(RoundsMode):
+    """Rounds in lockstep in which a peer takes a robust mean of its own value and its neighbours'.
+
+    rule: "clipped", "trimmed" or "median". hostile: how many neighbours may be hostile, or "auto".
+    exchanges, sources: see RoundsMode.
+    """
+
+    weightless = True
+
+    def __init__(
+        self,
+        exchanges: int,
+        *,
+        rule: str,
+        hostile: Hostile = "auto",
+        sources: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        super().__init__(exchanges, sources=sources)
+        self._collected = _Collected(rule, hostile)
+
+    def moved(self, gossiper: Gossiper, give: Give) -> Array | str:
+        """Keep a value of this exchange until all have arrived; one of an earlier exchange is void."""
+        progress = self._progress.get(give.model)
+        if progress is None or give.tag != (progress.round, progress.exchange):
+            return "late"
+        if give.sender not in progress.sources:
+            return "no-neighbour"
+        return self._collected.add(gossiper, give)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the progress of every model, and the values of the present exchange."""
+        return {"progress": super().snapshot(), "collected": self._collected.rows()}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Restore the state of a snapshot."""
+        super().restore(data["progress"])
+        self._collected.restore(data["collected"])
+
+    def _end_exchange(self, gossiper: Gossiper, model: str) -> None:
+        self._collected.combine(gossiper, model)
+
+    def _push(self, gossiper: Gossiper, model: str, tag: tuple[int, int], now: float) -> bool:
+        """Send the own value to all neighbours; return False while a transfer to one of them is open."""
+        peers = gossiper.neighbours(model)
+        if len(gossiper.free_neighbours(model, online_only=False)) < len(peers):
+            return False
+        return gossiper.send_values(model, peers, now, tag) or gossiper.skip(model, peers, now, tag)
+
+
+class RobustServerMode(ServerMode):
+    """Rounds through a server that takes a robust mean of its clients' values and its own.
+
+    rule, hostile: see RobustRoundsMode. peer, servers, server_of: see ServerMode; the server is trusted.
+    """
+
+    weightless = True
+
+    def __init__(
+        self,
+        peer: str,
+        servers: Mapping[str, str],
+        server_of: Callable[[str], str] | None = None,
+        *,
+        rule: str,
+        hostile: Hostile = "auto",
+    ) -> None:
+        super().__init__(peer, servers, server_of)
+        self._collected = _Collected(rule, hostile)
+
+    def moved(self, gossiper: Gossiper, give: Give) -> Array | str:
+        """As a server keep a client's value until all have arrived; as a client adopt the mean."""
+        if give.tag is None:
+            return "late"
+        if give.tag[1] == GATHER and give.model in self._as_server:
+            return self._collected.add(gossiper, give)
+        client = self._as_client.get(give.model)
+        if give.tag[1] != RETURN or client is None or give.sender != client.server:
+            return "no-server"
+        return np.array(give.value) if np.isfinite(give.value).all() else "not-finite"
+
+    def credited(self, give: Give) -> None:
+        """Note a client that gets the mean back, or that the mean has arrived."""
+        self._note(give, 1)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the progress of every model, and the values of the present round."""
+        return super().snapshot() | {"collected": self._collected.rows()}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Restore the state of a snapshot."""
+        super().restore(data)
+        self._collected.restore(data["collected"])
+
+    def _send(
+        self, gossiper: Gossiper, model: str, shares: Mapping[str, int], now: float, tag: Tag
+    ) -> bool:
+        return gossiper.send_values(model, sorted(shares), now, tag)
+
+    def _end_gathering(self, gossiper: Gossiper, model: str) -> None:
+        self._collected.combine(gossiper, model)

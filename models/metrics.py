@@ -1,0 +1,221 @@
+"""What a test measures: metrics that add up over samples, and metrics by name.
+
+A *named metric* is a function of a network's outputs and the labels of all test samples of a peer. It returns
+a number, or several by name. Each number has a weight, by default the number of samples: the metric of
+several peers together is the weighted mean.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, nan
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from gossamer.errors import hint
+
+from .errors import ModelError
+
+Weighted: TypeAlias = tuple[float, float]
+"""A number and its weight."""
+Measured: TypeAlias = float | Weighted | Mapping[str, float | Weighted]
+Metric: TypeAlias = Callable[[Tensor, Tensor], Measured]
+"""A function of outputs [n, …] and labels [n, …]. Of a classifier with a single output, which predicts class
+1 above a threshold, the output is given minus the threshold."""
+
+RESERVED = frozenset({"accuracy", "loss", "training_loss", "alone_accuracy", "alone_loss"})
+"""Names that records and summaries use for what every learner measures."""
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Totals over samples; `a + b` are the metrics of both sets of samples together.
+
+    In regression, where samples are neither correct nor wrong, `correct` is NaN.
+
+    named: other metrics by name, each a number and its weight: `{"f1": (0.8, 60)}`.
+    """
+
+    loss: float = 0.0
+    correct: float = 0
+    samples: int = 0
+    named: Mapping[str, Weighted] = field(default_factory=dict)
+
+    def __add__(self, other: Metrics) -> Metrics:
+        return Metrics(
+            self.loss + other.loss, self.correct + other.correct, self.samples + other.samples,
+            _add(self.named, other.named) if self.named or other.named else self.named,
+        )  # fmt: skip
+
+    @property
+    def accuracy(self) -> float:
+        """The fraction of samples that were correct; NaN without samples, and in regression."""
+        return self.correct / self.samples if self.samples else nan
+
+    @property
+    def mean_loss(self) -> float:
+        """The loss per sample; NaN without samples."""
+        return self.loss / self.samples if self.samples else nan
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The named metrics, without their weights."""
+        return {name: value for name, (value, _) in self.named.items()}
+
+
+def _add(a: Mapping[str, Weighted], b: Mapping[str, Weighted]) -> dict[str, Weighted]:
+    """Return the weighted means of metrics that both have, and those that only one has."""
+    both = {**a, **b}
+    for name in a.keys() & b.keys():
+        (x, p), (y, q) = a[name], b[name]
+        both[name] = ((x * p + y * q) / (p + q) if p + q else nan, p + q)
+    return both
+
+
+def as_record(test: Metrics) -> dict[str, object]:
+    """Return what a record says of a test: accuracy, loss and, if there are any, `metrics` by name."""
+    named = {"metrics": test.values} if test.named else {}
+    return {"accuracy": test.accuracy, "loss": test.mean_loss, **named}
+
+
+def measure(metrics: Iterable[Metric], outputs: Tensor, labels: Tensor) -> dict[str, Weighted]:
+    """Return all numbers that metrics give for a peer's test samples, with their weights.
+
+    A number of weight 0 is left out. Raises ModelError if a metric returns something else than numbers, or
+    gives one a name that is taken.
+    """
+    named: dict[str, Weighted] = {}
+    for metric in metrics if len(labels) else ():
+        name = getattr(metric, "__name__", type(metric).__name__)
+        measured = metric(outputs, labels)
+        table = measured if isinstance(measured, Mapping) else {name: measured}
+        for key, value in table.items():
+            pair = value if isinstance(value, tuple) else (value, len(labels))
+            try:
+                number, weight = map(float, pair)
+            except (TypeError, ValueError):
+                raise ModelError(
+                    f"metric {key!r} of {name} is {pair!r:.80}: return a number, or (number, weight)"
+                ) from None
+            if not isfinite(weight) or weight < 0 or not _NAME.fullmatch(key):
+                raise ModelError(
+                    f"metric {key!r:.80} of {name}, weight {weight:g}: a name has up to 64 letters, digits, "
+                    "and _ . - and a weight is 0 or more"
+                )
+            if key in named or key in RESERVED:
+                raise ModelError(f"two metrics are called {key!r}: give one another name")
+            if weight:
+                named[key] = number, weight
+    return named
+
+
+def find_metrics(metrics: Sequence[str | Metric]) -> tuple[Metric, ...]:
+    """Return metrics of which some are named by METRICS."""
+    found: list[Metric] = []
+    for each in metrics:
+        if not isinstance(each, str):
+            if not callable(each):
+                raise ModelError(
+                    f"metric {each!r:.80}: give a name or a function of outputs and labels"
+                )
+            found.append(each)
+        elif each in METRICS:
+            found.append(METRICS[each])
+        else:
+            raise ModelError(f"unknown metric {each!r}; {hint(each, METRICS, are='there are')}")
+    return tuple(found)
+
+
+# --- ready metrics ------------------------------------------------------------------------------------
+
+
+def predicted(outputs: Tensor) -> Tensor:
+    """Return the class of each row of outputs: of the largest one, or 1 for a single output above 0."""
+    return (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(dim=1)
+
+
+def _classes(outputs: Tensor) -> int:
+    return max(2, outputs.shape[1])
+
+
+def f1(outputs: Tensor, labels: Tensor) -> float:
+    """Return the mean over classes of F1 = 2TP / (2TP + FP + FN).
+
+    Classes that no sample has, and that are not predicted, are left out.
+    """
+    classes, said = _classes(outputs), predicted(outputs)
+    hits = torch.bincount(labels[said == labels], minlength=classes).double()
+    total = torch.bincount(labels, minlength=classes) + torch.bincount(said, minlength=classes)
+    return float((2 * hits / total)[total > 0].mean())
+
+
+def auc(outputs: Tensor, labels: Tensor) -> Weighted:
+    """Return the area under the ROC curve; of several classes, the mean of each against all others.
+
+    A class needs samples that have it and samples that do not; without any such class the weight is 0.
+    """
+    if outputs.shape[1] <= 2:
+        scores = {1: outputs[:, -1] - (outputs[:, 0] if outputs.shape[1] == 2 else 0)}
+    else:
+        scores = dict(enumerate(outputs.softmax(dim=1).unbind(dim=1)))
+    areas = []
+    for label, score in scores.items():
+        has = labels == label
+        positive, negative = int(has.sum()), int((~has).sum())
+        if positive and negative:
+            # Mann and Whitney: by the ranks of those that have the class; equal scores have their mean rank.
+            _, place, counts = score.unique(return_inverse=True, return_counts=True)
+            ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[place]
+            above = float(ranks[has].sum()) - positive * (positive + 1) / 2
+            areas.append(above / (positive * negative))
+    return (sum(areas) / len(areas), len(labels)) if areas else (nan, 0)
+
+
+def class_accuracy(outputs: Tensor, labels: Tensor) -> dict[str, Weighted]:
+    """Return the accuracy on the samples of each class, `accuracy_0` and so on, weighted by their number."""
+    classes = _classes(outputs)
+    counts = torch.bincount(labels, minlength=classes).tolist()
+    hits = torch.bincount(labels[predicted(outputs) == labels], minlength=classes).tolist()
+    pairs = enumerate(zip(hits, counts, strict=True))
+    return {f"accuracy_{label}": (hit / count, count) for label, (hit, count) in pairs if count}
+
+
+def _errors(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return outputs minus targets; a single output and a plain target are one number each."""
+    targets = labels.to(outputs.dtype)
+    return (outputs.flatten(1) - targets.reshape(len(targets), -1)).double()
+
+
+def mae(outputs: Tensor, labels: Tensor) -> float:
+    """Return the mean absolute error."""
+    return float(_errors(outputs, labels).abs().mean())
+
+
+def mse(outputs: Tensor, labels: Tensor) -> float:
+    """Return the mean squared error."""
+    return float(_errors(outputs, labels).square().mean())
+
+
+def rmse(outputs: Tensor, labels: Tensor) -> float:
+    """Return the root of the mean squared error."""
+    return mse(outputs, labels) ** 0.5
+
+
+def r2(outputs: Tensor, labels: Tensor) -> Weighted:
+    """Return the share of the targets' variance that is explained; without variance the weight is 0."""
+    targets = labels.double().reshape(len(labels), -1)
+    variance = float((targets - targets.mean(dim=0)).square().sum())
+    error = float(_errors(outputs, labels).square().sum())
+    return (1 - error / variance, len(labels)) if variance else (nan, 0)
+
+
+METRICS: dict[str, Metric] = {
+    "f1": f1, "auc": auc, "class-accuracy": class_accuracy,
+    "mae": mae, "mse": mse, "rmse": rmse, "r2": r2,
+}  # fmt: skip
+"""The metrics that a name stands for, in configs and in `SgdLearner`."""

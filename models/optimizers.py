@@ -1,0 +1,275 @@
+"""Optimizers: SGD with or without momentum, and Adam, which compute the same steps as torch's.
+
+The first torch optimizer of a process loads torch's compiler, which takes seconds and 100 MB: much for a
+small device. The optimizers here load nothing. An update rule computes the steps; `models/stack` uses the
+rules for many learners at once. The state has torch's names and shapes, so a saved state of torch's can be
+loaded.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ModelError
+
+Tensors = Sequence[Tensor]
+"""One tensor per parameter."""
+States = Sequence[Tensors]
+"""For every name in `UpdateRule.state_names`, one tensor per parameter."""
+
+
+@dataclass(frozen=True)
+class UpdateRule(ABC):
+    """The update rule and settings of an optimizer. Learners with equal rules can share a stack."""
+
+    rate: float
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The names, as in torch, of the state that the optimizer stores per coordinate."""
+        return ()
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the number of steps taken so far is a part of the optimizer's state."""
+        return False
+
+    @abstractmethod
+    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
+        """Update `values` and `state` in place; `count` is the number of this step, from 1; 0 unless
+        the rule counts steps."""
+
+
+class PlainRule(UpdateRule):
+    """Plain SGD: `w −= rate · gradient`."""
+
+    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
+        for value, gradient in zip(values, gradients, strict=True):
+            value.add_(gradient, alpha=-self.rate)
+
+
+@dataclass(frozen=True)
+class MomentumRule(UpdateRule):
+    """torch.optim.SGD with momentum, Nesterov's or not, and weight decay."""
+
+    momentum: float
+    decay: float
+    nesterov: bool
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("momentum_buffer",) if self.momentum else ()
+
+    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
+        for index, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
+            if self.decay:
+                gradient = gradient.add(value, alpha=self.decay)
+            if self.momentum:
+                # The buffer starts at zero, so the first velocity is the gradient itself, as in torch.
+                velocity = state[0][index].mul_(self.momentum).add_(gradient)
+                gradient = (
+                    gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
+                )
+            value.add_(gradient, alpha=-self.rate)
+
+
+@dataclass(frozen=True)
+class AdamRule(UpdateRule):
+    """torch.optim.Adam; AdamW if `decoupled`."""
+
+    betas: tuple[float, float]
+    epsilon: float
+    decay: float
+    decoupled: bool
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")
+
+    @property
+    def counts_steps(self) -> bool:
+        return True
+
+    def step(self, values: Tensors, gradients: Tensors, state: States, count: int) -> None:
+        beta1, beta2 = self.betas
+        step_size = self.rate / (1 - beta1**count)
+        bias_correction2_sqrt = (1 - beta2**count) ** 0.5
+        for index, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
+            mean, square = state[0][index], state[1][index]
+            if self.decay and self.decoupled:
+                value.mul_(1 - self.rate * self.decay)
+            elif self.decay:
+                gradient = gradient.add(value, alpha=self.decay)
+            mean.lerp_(gradient, 1 - beta1)
+            square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            root = square.sqrt().div_(bias_correction2_sqrt).add_(self.epsilon)
+            value.addcdiv_(mean, root, value=-step_size)
+
+
+class RuleOptimizer:
+    """Takes the steps of an update rule, with the methods of a torch optimizer.
+
+    Attributes:
+        rule: The update rule.
+        state: By parameter, what the rule stores for it, under torch's names.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], rule: UpdateRule):
+        self.parameters, self.rule = list(parameters), rule
+        self.state: defaultdict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate; it may be set between two steps."""
+        return self.rule.rate
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        self.rule = replace(self.rule, rate=rate)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take one step with the parameters' gradients; a parameter without gradient does not change."""
+        # Parameters by the number of the step: one group, unless some had no gradient in an earlier step.
+        groups: dict[int, list[nn.Parameter]] = {}
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                groups.setdefault(self._count_step(parameter), []).append(parameter)
+        for count, group in groups.items():
+            gradients = [parameter.grad for parameter in group if parameter.grad is not None]
+            state = [
+                [self._state(parameter, name) for parameter in group]
+                for name in self.rule.state_names
+            ]
+            self.rule.step(group, gradients, state, count)
+
+    def _count_step(self, parameter: nn.Parameter) -> int:
+        """Add 1 to a parameter's number of steps and return it; 0 if the rule does not count steps."""
+        if not self.rule.counts_steps:
+            return 0
+        state = self.state[parameter]
+        if "step" not in state:
+            state["step"] = torch.zeros(())
+        state["step"] += 1
+        return int(state["step"])
+
+    def _state(self, parameter: nn.Parameter, name: str) -> Tensor:
+        """Return an entry of a parameter's state; it is zero at first."""
+        state = self.state[parameter]
+        if name not in state:
+            state[name] = torch.zeros_like(parameter)
+        return state[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state by the parameter's index, as torch's optimizers do, but without settings.
+
+        The dict is empty for an optimizer that has no state.
+        """
+        state = {
+            index: dict(self.state[parameter])
+            for index, parameter in enumerate(self.parameters)
+            if self.state.get(parameter)
+        }
+        return {"state": state} if state else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a copy of what `state_dict`, of this class or of torch's optimizer, returned.
+
+        Settings do not change. Raises ModelError if the state does not fit the parameters.
+        """
+        loaded: list[tuple[nn.Parameter, dict[str, Tensor]]] = []
+        for index, entries in state_dict.get("state", {}).items():
+            parameter = self.parameters[index] if 0 <= index < len(self.parameters) else None
+            shapes = [entries[name].shape for name in self.rule.state_names if name in entries]
+            if parameter is None or any(shape != parameter.shape for shape in shapes):
+                raise ModelError(
+                    "the optimizer's saved state belongs to another network: use the network that it was "
+                    "saved with, or begin without it"
+                )
+            entries_to_load = {
+                name: entries[name].to(parameter).clone()
+                for name in self.rule.state_names
+                if name in entries
+            }
+            if self.rule.counts_steps and "step" in entries:
+                steps = torch.as_tensor(entries["step"], dtype=torch.float32)
+                entries_to_load["step"] = steps.clone()
+            loaded.append((parameter, entries_to_load))
+        self.state.clear()
+        self.state.update(loaded)
+
+
+class Sgd(RuleOptimizer):
+    """Stochastic gradient descent, with or without momentum and weight decay, as torch.optim.SGD.
+
+    parameters
+        The parameters to train.
+    rate
+        The learning rate.
+    momentum
+        The factor of the last step in the next one; 0.9 is usual, 0 turns momentum off.
+    weight_decay
+        The factor by which each parameter is multiplied and added to its gradient.
+    nesterov
+        Whether to use Nesterov's form of momentum, which looks one step ahead.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        rate: float,
+        *,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ):
+        is_plain = not momentum and not weight_decay
+        rule = PlainRule(rate) if is_plain else MomentumRule(rate, momentum, weight_decay, nesterov)
+        super().__init__(parameters, rule)
+
+
+class Adam(RuleOptimizer):
+    """Adam, as torch.optim.Adam; with `decoupled` weight decay AdamW.
+
+    parameters
+        The parameters to train.
+    rate
+        The learning rate.
+    betas
+        The factors by which the running means of gradients and of their squares decay at each step.
+    epsilon
+        Added to the root of the mean square, so that it is not 0.
+    weight_decay
+        The factor by which each parameter is multiplied and added to its gradient; if `decoupled`, the
+        parameter is reduced by rate times this factor at each step instead.
+    decoupled
+        Whether the optimizer is AdamW: see `weight_decay`.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        rate: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+        decoupled: bool = False,
+    ):
+        super().__init__(parameters, AdamRule(rate, betas, epsilon, weight_decay, decoupled))
+
+
+OptimizerFactory = Callable[[list[nn.Parameter]], RuleOptimizer | torch.optim.Optimizer]
+"""A function that makes the optimizer of a network's parameters."""
