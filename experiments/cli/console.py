@@ -45,6 +45,7 @@ FIRST_COLUMN_WIDTH = 16
 """The least width of a table's first column, which names the row, on a narrow terminal."""
 
 REPORT_AFTER = 30.0
+"""Seconds that a run must have taken for `leave_report` to write a page of it without being asked."""
 REPORT_FILE = "report.html"
 
 _NUMBER = re.compile(r"[-+]?(nan|inf|\d+\.?\d*(e[-+]?\d+)?)")
@@ -121,11 +122,11 @@ def print_written(files: Sequence[Path]) -> None:
 
 
 def leave_report(folder: Path, took: float | None = None) -> None:
-    """Make a page of a finished run's results; print only the command for it if that is not worth its time.
+    """Write a page of a finished run's results, or print the command that writes it.
 
-    Making one takes three seconds and 2 MB: a run shorter than REPORT_AFTER seconds gets none unasked.
+    Writing one takes three seconds and 2 MB, so only runs of at least REPORT_AFTER seconds get one.
 
-    took: how long the run took; since the command began if left out.
+    took: seconds that the run took; the seconds since the command began if left out.
     """
     took = Invocation.elapsed() if took is None else took
     if took < REPORT_AFTER or find_spec("bokeh") is None:
@@ -182,8 +183,7 @@ def command(
     name is annotated with it: `Annotated[str, typer.Option("--input")]`.
 
     of: the group to which the command is added.
-    slow: whether the command loads much, or waits, before its first output: it then says at once that it
-        has begun.
+    slow: whether seconds pass before the command's first output; it then prints at once that it has begun.
     """
 
     def add(function: Command) -> Command:
@@ -200,7 +200,7 @@ def command_help(function: Command) -> str:
 
 
 def say_begun(name: str) -> None:
-    """Print to stderr that a command has begun, if a person looks on: before slow imports and connections."""
+    """Print to stderr, if it is a terminal, that a command has begun: before slow imports and connections."""
     if err.is_terminal:
         err.print(f"{name}: loading …", style="dim")
 
@@ -265,7 +265,7 @@ def _parse_docstring(function: Callable[..., object]) -> tuple[str, dict[str, st
 
 
 class Invocation:
-    """The command that this process runs: its arguments, when it began, and what it has warned of."""
+    """The command that this process runs: its arguments, the time at which it began, and its warnings."""
 
     arguments: ClassVar[list[str]] = []
     warnings: ClassVar[list[str]] = []
@@ -273,8 +273,8 @@ class Invocation:
 
     @classmethod
     def begin(cls, arguments: Sequence[str]) -> None:
-        """Forget the command before, if any: tests run several commands in one process."""
-        # A password must not end in a file of results that is passed on.
+        """Record a new command; tests run several commands in one process."""
+        # Results are passed on to others, so they must not contain a broker's password.
         cls.arguments = [re.sub(r"(://[^:/@]*):[^/]*@", r"\1@", text) for text in arguments]
         cls.warnings, cls.started = [], _utc_now()
 
@@ -342,9 +342,10 @@ def report_interruption(folder: Path) -> Iterator[None]:
 
 
 class Torch:
-    """How commands use torch. threads: the value of --threads."""
+    """How commands use torch."""
 
     threads = 1
+    """The value of --threads: how many threads torch may use."""
 
 
 def load_torch() -> None:
