@@ -17,7 +17,7 @@ demo: $(READY)
 
 test: $(READY)
 	@echo "== tests (make test-live and make test-lives run the ones that take minutes)"
-	$(BIN)/python -m pytest -m "not live and not lives and not engines and not wheel" -n auto --dist loadfile
+	$(BIN)/python -m pytest -m "not live and not lives and not engines and not wheel" -n auto --dist worksteal
 
 test-wheel: $(READY)
 	@echo "== the wheel, and the Dockerfile's lines, in an empty environment"

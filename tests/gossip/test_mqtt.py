@@ -74,7 +74,7 @@ def test_a_cluster_uses_tls_for_all_nodes_or_for_none():
         Address.parse_all("mqtt://a,mqtts://b")
 
 
-def test_a_lost_node_is_followed_by_the_next(run, silent_port):
+def test_a_lost_node_is_followed_by_the_next(run, mosquitto, silent_port):
     # Two brokers that do not know each other: which of them we are connected to shows.
     async def scenario():
         options = MqttOptions(first_delay=0.02, longest_delay=0.1)
@@ -114,7 +114,7 @@ def test_what_the_nodes_of_a_cluster_lost_is_noticed_when_it_is_asked_for_again(
     assert not filter.is_known("x/card", b"second", retain=True, now=62.0)
 
 
-def test_a_wrong_password_at_one_node_is_no_error(run):
+def test_a_wrong_password_at_one_node_is_no_error(run, mosquitto):
     async def scenario():
         options = MqttOptions(first_delay=0.02, longest_delay=0.1)
         strict = BrokerSettings(users={"ann": "other"})
@@ -128,7 +128,7 @@ def test_a_wrong_password_at_one_node_is_no_error(run):
     run(scenario())
 
 
-def test_a_wrong_password_at_all_nodes_is_an_error(run):
+def test_a_wrong_password_at_all_nodes_is_an_error(run, mosquitto):
     with (
         Broker(BrokerSettings(users={"ann": "other"}), kind="mosquitto") as one,
         Broker(BrokerSettings(users={"ann": "other"}), kind="mosquitto") as two,

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -199,6 +200,8 @@ class Nest:
     lives: list[Life] = field(default_factory=list)
     transport: type[MemoryTransport] = MemoryTransport
     limits: Limits = field(default_factory=lambda: Limits(retry=MEMORY))
+    accuracies: dict[str, float] = field(default_factory=dict)
+    """What every peer that has tested its network measured the last time."""
 
     def start(
         self,
@@ -219,10 +222,15 @@ class Nest:
             made.append(self.transport(self.broker, client_id, will=will, on_connect=on_connect))
             return made[-1]
 
+        def keep(record: dict[str, Any]) -> None:
+            if "accuracy" in record:
+                self.accuracies[name] = record["accuracy"]
+            on_record(record)
+
         peer = Peer(
             name, learner or make_learner(name), settings or self.settings, connect,
             samples=samples, checkpoint=checkpoint, seed=sum(name.encode()), machine=machine,
-            limits=self.limits, network_file=network_file, on_record=on_record, on_report=on_report,
+            limits=self.limits, network_file=network_file, on_record=keep, on_report=on_report,
         )  # fmt: skip
         life = Life(peer, made)
         life.task = asyncio.create_task(peer.run(), name=name)
@@ -232,6 +240,18 @@ class Nest:
     async def all(self) -> list[Report]:
         """Wait for every peer that was not crashed."""
         return [await life.task for life in self.lives if not life.crashed]
+
+    async def learned(self, accuracy: float) -> None:
+        """Wait until the peers of an endless training are better than this in the mean.
+
+        How many rounds that takes depends on how much of the others' values each round has received, and
+        so on the machine.
+        """
+        names = {life.peer.name for life in self.lives}
+        await until(
+            lambda: self.accuracies.keys() >= names and mean(self.accuracies.values()) > accuracy,
+            f"a mean accuracy above {accuracy:g}",
+        )
 
     async def finish(self, more: int) -> list[Report]:
         """End an endless training after so many rounds more, and wait."""

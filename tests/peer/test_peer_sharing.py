@@ -113,7 +113,8 @@ def test_peers_with_two_tasks_part(run, wire: dict[str, Any]) -> None:
                 for each in learners.values()
             )
         )
-        return await nest.finish(8)
+        await nest.learned(0.7)  # without groups they get about half right
+        return await nest.finish(3)
 
     reports = run(scenario())
     models = check_accounts(reports)
@@ -125,7 +126,6 @@ def test_peers_with_two_tasks_part(run, wire: dict[str, Any]) -> None:
     groups = groups_of(learners)
     for members in groups.values():
         assert len({ord(name) % 2 for name in members}) == 1, groups
-    assert sum(report.accuracy for report in reports) / len(reports) > 0.7
 
 
 def label(name: str) -> str:
@@ -252,14 +252,14 @@ def test_newcomers_join_the_groups_that_their_own_held_out_samples_prefer(run) -
         )
         for name in "ac":  # their weight has counted all the time
             assert lives[name].view.counting_rounds[first] > counting[name]
-        return await nest.finish(8)
+        await nest.learned(0.7)
+        return await nest.finish(3)
 
     reports = run(scenario())
     models = check_accounts(reports)
     assert any(model.startswith("groups") for model in models)
     record = SharingReport.merged([report.sharing for report in reports if report.sharing])
     assert set(record["assignment"]["peers"]) == set(learners)
-    assert sum(report.accuracy for report in reports) / len(reports) > 0.7
 
 
 def test_a_peer_that_was_left_alone_when_groups_formed_finds_its_group(run) -> None:
