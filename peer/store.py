@@ -110,7 +110,8 @@ class MatchedStore(NetworkStore):
         super().__init__(network)
         _check_matching(network, matching)
         self._aligned = [model for model, each in matching.items() if each.kind == "align"]
-        fused = {model: each for model, each in matching.items() if each.kind == "fuse"}
+        self._fused = {model: each for model, each in matching.items() if each.kind == "fuse"}
+        fused = self._fused
         self.common_width: CommonWidth | None = _common_width(network, fused) if fused else None
         self._common_vectors: dict[str, Array] = {}
         """Vectors of the common width, as they were written last."""
@@ -123,7 +124,8 @@ class MatchedStore(NetworkStore):
                     for m in self.common_width.averaged_models
                 }
             else:
-                for model, value in _common_start(network, self.common_width, fused).items():
+                _check_untrained(network, fused)
+                for model, value in _common_start(self.common_width, fused).items():
                     self.write(model, value.astype(dtype))
 
     @property
@@ -174,12 +176,14 @@ class MatchedStore(NetworkStore):
             m: received[m] for m in self.common_width.averaged_models if m in received
         }
         if received_common:
-            from ..models.matching import find_indices
+            from ..models.matching import clear_untrained_cells, find_indices
 
-            vectors = self._common_vectors | received_common
+            start = _common_start(self.common_width, self._fused)
+            trained = clear_untrained_cells(self.common_width, received_common, start)
+            self._common_vectors = self._common_vectors | received_common
+            vectors = self._common_vectors | trained
             self.common_width = find_indices(self._network, self.common_width, vectors)
-            self._common_vectors = vectors
-            moved += _count_newly_used(self.common_width, received_common)
+            moved += _count_newly_used(self.common_width, trained)
         return moved
 
     def _align(self, learner: Learner, received: Mapping[str, Array]) -> int:
@@ -265,10 +269,8 @@ def _common_width(network: SlicedNetwork, fused: Mapping[str, Matching]) -> Comm
     return CommonWidth(slicing, bounds)
 
 
-def _common_start(
-    network: SlicedNetwork, common: CommonWidth, fused: Mapping[str, Matching]
-) -> dict[str, Array]:
-    """Return the common starting values; cells between the width and the bound are unused, which is zero."""
+def _check_untrained(network: SlicedNetwork, fused: Mapping[str, Matching]) -> None:
+    """Raise ModelError unless common starting values fill all cells of the network."""
     from ..models.matching import CommonWidth
 
     if without_width := sorted(model for model, each in fused.items() if each.width is None):
@@ -276,23 +278,33 @@ def _common_start(
             f"peer {network.peer!r}, matching: {without_width[0]!r} has a bound but no width to start from; "
             "give both"
         )
-    widths = {model: each.width for model, each in fused.items() if each.width is not None}
-    start = CommonWidth(network.slicing, widths)
-    bounds = {model: common.slicing.layout(model) for model in fused}
-    width_in_bound = CommonWidth(start.slicing, bounds)
+    CommonWidth(network.slicing, {m: each.width for m, each in fused.items() if each.width})
+
+
+def _common_start(common: CommonWidth, fused: Mapping[str, Matching]) -> dict[str, Array]:
+    """Return the common starting values; cells between the width and the bound are unused, which is zero.
+
+    Models without a width have none.
+    """
+    from ..models import Layout
+    from ..models.matching import CommonWidth, with_layouts
+
+    bounds = {model: common.slicing.layout(model) for model in common.models}
+    widths = {m: Layout.slice(each.width) for m, each in fused.items() if each.width is not None}
+    narrow = with_layouts(common.slicing, bounds | widths)
+    start, in_bound = CommonWidth(narrow, bounds | widths), CommonWidth(narrow, bounds)
     return {
-        model: width_in_bound.embed(
-            model, start.start(fused[model].seed, fused[model].start)[model]
-        )
+        model: in_bound.embed(model, start.start(fused[model].seed, fused[model].start)[model])
         for model in start.averaged_models
+        if model in widths
     }
 
 
-def _count_newly_used(common: CommonWidth, received: Mapping[str, Array]) -> int:
-    """Return how many of the peer's cells have an index that was unused: all zero in the received vectors."""
+def _count_newly_used(common: CommonWidth, vectors: Mapping[str, Array]) -> int:
+    """Return how many of the peer's cells have an index that was unused: all zero in the vectors."""
     anatomy = common.slicing.anatomy
     used = np.zeros(int(anatomy.first_cells[-1]), dtype=bool)
-    flat = common.flat(received)
+    flat = common.flat(vectors)
     for parameter in anatomy.parameters:
         first = anatomy.offsets[parameter.name]
         nonzero = np.nonzero(flat[first : first + parameter.size].reshape(parameter.shape))

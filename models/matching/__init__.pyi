@@ -1,9 +1,11 @@
 from .alignment import Alignment as Alignment
 from .alignment import CommonWidth as CommonWidth
 from .alignment import align as align
+from .alignment import clear_untrained_cells as clear_untrained_cells
 from .alignment import find_indices as find_indices
 from .alignment import permute_optimizer as permute_optimizer
 from .alignment import resized as resized
+from .alignment import with_layouts as with_layouts
 from .assignment import MAGI_KL as MAGI_KL
 from .assignment import Atoms as Atoms
 from .assignment import Cells as Cells

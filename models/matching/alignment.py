@@ -9,8 +9,9 @@ move together, and so do batch statistics.
 `CommonWidth` is for peers whose slices of one partial model have different widths. All these peers gossip
 one vector at the *common* width, and each peer's network holds only some of its cells. Training changes the
 coordinates of those cells only, averaging changes all coordinates; push-sum sees vectors of equal length on
-all peers, so its guarantees hold. Cells that no peer uses are zero: they are free. A newcomer whose cells
-match none of the cells in use takes free ones, so the model can grow up to the common width.
+all peers, so its guarantees hold. Cells that no peer uses are zero, or still have their starting values:
+they are free. A newcomer whose cells match none of the cells in use takes free ones, so the model can grow up
+to the common width.
 
     common = CommonWidth(network.slicing, {"global": "64-100-10"})
     mass.sum += weight * common.embed("global", change)          # after training: peer's cells → common
@@ -433,10 +434,9 @@ class CommonWidth:
             for other in peer_slicing.graph.dependencies(model):
                 layouts.setdefault(other, peer_slicing.layout(other))
         self.models: tuple[str, ...] = tuple(sorted(layouts))
-        cells = np.sum([layout.cells for layout in layouts.values()], axis=0)
-        anatomy = resized(peer_slicing.anatomy, cells)
-        self.slicing = Slicing(anatomy, layouts, graph=peer_slicing.graph, cross=peer_slicing.cross)
+        self.slicing = with_layouts(peer_slicing, layouts)
         """The slicing of a network at the common width."""
+        anatomy = self.slicing.anatomy
         self.indices: dict[str, tuple[np.ndarray, ...]] = {
             model: _check_indices(peer_slicing, model, layouts[model], (indices or {}).get(model))
             for model in self.models
@@ -512,6 +512,13 @@ class CommonWidth:
                 f"model {model!r} needs a vector of {size} {kind} values, not an array of shape "
                 f"{values.shape}"
             )
+
+
+def with_layouts(slicing: Slicing, layouts: Mapping[str, Layout]) -> Slicing:
+    """Return the slicing of the same network with these slices, by partial model, and no other cells."""
+    cells = np.sum([layout.cells for layout in layouts.values()], axis=0)
+    anatomy = resized(slicing.anatomy, cells)
+    return Slicing(anatomy, layouts, graph=slicing.graph, cross=slicing.cross)
 
 
 def resized(anatomy: Anatomy, cells: Sequence[int] | np.ndarray) -> Anatomy:
@@ -670,6 +677,40 @@ def find_indices(
         indices[model][part] = _assign(pairs, is_used, len(cells), options)
     layouts = {model: slicing.layout(model) for model in common.models}
     return CommonWidth(common.peer_slicing, layouts, indices)  # pyright: ignore[reportArgumentType]
+
+
+UNTRAINED_CHANGE = 1e-3
+"""A cell counts as untrained if none of its values differs from its starting value by more than this, as a
+multiple of the starting values' root mean square. Averaging alone changes values by rounding only."""
+
+
+def clear_untrained_cells(
+    common: CommonWidth, values: Mapping[str, np.ndarray], start: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return common vectors in which hidden cells that still have their starting values are zero.
+
+    No peer holds such a cell, or none has trained it: for `find_indices` it is free. Otherwise newcomers
+    would match their cells with random ones and leave trained ones out.
+
+    start
+        The common starting values by model; models without any start at zero.
+    """
+    anatomy = common.slicing.anatomy
+    flat = common.flat(values)
+    before = common.flat({model: start[model] for model in values if model in start})
+    is_changed = np.abs(flat - before) > UNTRAINED_CHANGE * np.sqrt(np.mean(before**2))
+    for part in range(1, len(anatomy.parts) - 1):
+        cells = anatomy.cells(part)
+        coordinates = [each for each, _ in weights_of_cells(anatomy, cells)]
+        is_trained = np.zeros(len(cells), dtype=bool)
+        for each in coordinates:
+            is_trained |= is_changed[each].any(axis=1)
+        for each in coordinates:
+            flat[each[~is_trained]] = 0.0
+    return {
+        model: flat[common.slicing.coordinates(model)].astype(value.dtype)
+        for model, value in values.items()
+    }
 
 
 def _assign(

@@ -159,10 +159,14 @@ def test_an_aligned_newcomer_is_the_same_function_in_another_order() -> None:
     np.testing.assert_allclose(own.read("all"), theirs.read("all"), atol=1e-12)
 
 
-def test_a_fused_newcomer_takes_its_cells_places_and_free_ones() -> None:
+@pytest.mark.parametrize("matching", [fuse("4-5-3", "4-9-3"), fuse("4-9-3")])
+def test_a_fused_newcomer_takes_its_cells_places_and_free_ones(
+    matching: dict[str, Matching],
+) -> None:
+    """Free are cells that are zero, and those that no peer holds, which still have starting values."""
     theirs = network(5, "a", seed=3)
-    theirs.flat.mul_(4)
-    there = MatchedStore(theirs, fuse("4-5-3", "4-9-3"), trained=True)
+    there = MatchedStore(theirs, matching)
+    theirs.flat.mul_(4)  # as if trained
     own = network(6, "b", seed=9)
     own.flat.mul_(4)
     with torch.no_grad():  # four of their cells, and two of its own
@@ -171,7 +175,7 @@ def test_a_fused_newcomer_takes_its_cells_places_and_free_ones() -> None:
         own.module[2].weight[:, :4] = theirs.module[2].weight[:, [4, 2, 0, 1]]
         own.module[2].bias[:] = theirs.module[2].bias
         own.module[0].weight[4:] *= 30
-    store = MatchedStore(own, fuse("4-5-3", "4-9-3"), trained=True)
+    store = MatchedStore(own, matching, trained=True)
     before = own.flat.clone()
     store.start_staging()
     store.write("all", there.read("all"))
@@ -181,7 +185,7 @@ def test_a_fused_newcomer_takes_its_cells_places_and_free_ones() -> None:
     assert indices[:4].tolist() == [4, 2, 0, 1]
     assert set(indices[4:]) <= {5, 6, 7, 8}
     assert torch.equal(own.flat, before)
-    again = MatchedStore(network(6, "b"), fuse("4-5-3", "4-9-3"), trained=True)
+    again = MatchedStore(network(6, "b"), matching, trained=True)
     again.restore(store.snapshot())
     assert again.common_width is not None
     assert again.common_width.indices["all"][1].tolist() == indices.tolist()
