@@ -22,6 +22,10 @@ samples, and its card says whose groups it prefers (`like`). The plan after that
 newcomer's models change: those of the others keep their names, their members and all their weight. A peer
 that has left stays in the assignment, where it makes no difference: its row is empty, and its groups are
 those of the peers that are left. If it comes back, it has them again.
+
+Partial models that were given by hand stay as they are; only cells that all peers share may change. Cards say
+which cells each peer gave to which model (`given`), and the first plan is made of that. A newcomer averages
+those models at once with the peers that have models of the same name.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, TypeAdapter
 
 from ..gossip import Gossiper, topics
 from ..models import Learner, Metrics, ModelError, norm_layers
@@ -44,6 +49,7 @@ from ..models.sharing import (
     AutoOptions,
     Compared,
     Decision,
+    Given,
     GroupValues,
     Memory,
     Plan,
@@ -51,8 +57,11 @@ from ..models.sharing import (
     SharingMember,
     SharingReport,
     Statistics,
+    averaged_by_hand,
     check_learner,
     frozen_parts,
+    given_cells,
+    models_of_cells,
     untrained_text,
 )
 from .exits import PeerError
@@ -98,14 +107,12 @@ class LiveSharing:
         self._lockstep = settings.mode != "async"
         self._options = AutoOptions() if self._lockstep else ASYNC_OPTIONS
         network = learner.network
-        given, slicing = network.averaged_models, network.slicing
-        every = int(slicing.anatomy.first_cells[-1])
-        if any(sum(map(len, slicing.cells[model])) < every for model in given):
-            raise PeerError(
-                f"peer {name}: its network has partial models of its own ({', '.join(sorted(given))}), and "
-                'live peers with sharing = "auto" begin by sharing every cell: leave out one of them'
-            )
         self._anatomy = network.slicing.anatomy.with_norm_parts(norm_layers(network.module))
+        self._given: dict[str, Given] = {}
+        """The cells of partial models that were given by hand, by peer; empty if this peer has none."""
+        if len(network.models) > 1:
+            self._given[name] = given_cells(network.slicing)
+            self._averaged_by_hand = averaged_by_hand(network.slicing)
         self._member: SharingMember | None = None
         self._planner: Planner | None = None
         self._newest: tuple[Plan, str] | None = None
@@ -123,7 +130,7 @@ class LiveSharing:
         """The peer whose groups this one prefers: empty while it looks, None if it has its groups."""
         self._tried_from = np.zeros(0, np.float32)
         """A newcomer's values when those of groups were sent: newer ones would have the advantage."""
-        self._announcements = 0
+        self._announcements = len(self._given)
         self._round_is_open = False
         """Whether a round was trained whose averaging has not been measured."""
         self._report: SharingReport | None = None
@@ -131,13 +138,14 @@ class LiveSharing:
         self.sentences: tuple[str, ...] = ()
         """What this process has decided for the swarm lately, a sentence each."""
         self._compared: list[Compared] = []
-        everything = Assignment.shared(self._anatomy, [name])
-        network.reslice(*everything.slices(name), anatomy=self._anatomy)
+        if not self._given:
+            everything = Assignment.shared(self._anatomy, [name])
+            network.reslice(*everything.slices(name), anatomy=self._anatomy)
         expected = {*settings.expect, name}
         self._never_decides = self._lockstep and len(expected) < MIN_PEERS
         if self._never_decides or 1 < len(expected) < MIN_PEERS:
             _log.warning(
-                "peer %s: everything stays shared%s: %d peers are expected, and comparing them takes %d",
+                "peer %s: everything stays shared as it is%s: %d peers are expected, and comparing takes %d",
                 name, "" if self._lockstep else " until more have joined", len(expected), MIN_PEERS,
             )  # fmt: skip
         if text := untrained_text(self._learner):
@@ -165,12 +173,14 @@ class LiveSharing:
         if plan is None:
             return frozenset()
         models = self._learner.network.averaged_models
-        return plan.assignment.among_all_members(models, OWN + 1)
+        return plan.assignment.among_all_members(models)
 
     def server_of(self, model: str) -> str:
         """Return the peer that averages a partial model in server mode: the first of those that have it."""
         plan = self.plan
         if plan is None:
+            if self._given:
+                return self._settings.servers.get(model, self._name)
             return first_of({*self._settings.expect, self._name})
         assignment = plan.assignment
         schemes = np.unique(assignment.scheme_of).tolist()
@@ -183,12 +193,18 @@ class LiveSharing:
     # --- plans on cards -------------------------------------------------------------------------
 
     def as_card_entry(self) -> dict[str, Any] | None:
-        """Return what our card says: whose plan is followed, the plan if it is ours, a newcomer's choice."""
-        plan = self.plan
-        if plan is None:
+        """Return what our card says: whose plan is followed, the plan if it is ours, a newcomer's choice.
+
+        Beside partial models given by hand, it says which cells these have, also before there is a plan.
+        """
+        plan, own, given = self.plan, None, self._given.get(self._name)
+        if plan is None and given is None:
             return None
-        own = plan.as_record() if self._made_by == self._name else None
-        return {"by": self._made_by, "version": plan.version, "plan": own, "like": self._like}
+        if plan is not None and self._made_by == self._name:
+            own = plan.as_record()
+        version = NO_PLAN if plan is None else plan.version
+        entry = {"by": self._made_by, "version": version, "plan": own, "like": self._like}
+        return entry if given is None else entry | {"given": given}
 
     def offer(self, peer: str, entry: dict[str, Any]) -> None:
         """Note what another peer's card says about plans; peer: its owner.
@@ -199,6 +215,8 @@ class LiveSharing:
             version, record, newest = entry["version"], entry["plan"], self._newest
             if type(version) is not int:
                 raise ModelError(f"the version of a plan is {version!r:.50}")
+            if self._given and (given := entry.get("given")) is not None:
+                self._given[peer] = _GIVEN.validate_python(given)
             if newest is not None:
                 if version > newest[0].version + MAX_VERSIONS:
                     raise ModelError(f"version {version} of a plan, after {newest[0].version}")
@@ -233,6 +251,13 @@ class LiveSharing:
         if present is not None and not _holds(plan.version, by, present.version, self._made_by):
             return False
         before = set(self._store.names())
+        if self._given:
+            try:
+                plan.assignment.check_averages(self._name, self._averaged_by_hand)
+            except ModelError as error:
+                raise PeerError(
+                    f"plan {plan.version} of peer {by} cannot be followed: {error}"
+                ) from None
         self._take_place(plan, present)
         if self._member is None:
             self._member = SharingMember(
@@ -291,7 +316,7 @@ class LiveSharing:
             new = present is not None and assignment.suffix != present.assignment.suffix
             if new and not self._lockstep and self._is_alone(assignment):
                 self._like = ""  # nothing of ours had arrived when groups were found
-        elif not assignment.groupings:
+        elif not assignment.formed:
             self._like = None
         elif self._like in assignment.peers and assignment.groups_of(
             self._name
@@ -307,9 +332,9 @@ class LiveSharing:
             self._like = ""  # what was preferred is no longer there
 
     def _is_alone(self, assignment: Assignment) -> bool:
-        """Return whether nobody is in our group, in all groupings."""
+        """Return whether nobody is in our group, in all groupings that have formed."""
         place = assignment.peers.index(self._name)
-        labels = [assignment.schemes[scheme] for scheme in assignment.groupings]
+        labels = [assignment.schemes[scheme] for scheme in assignment.formed]
         return bool(labels) and all(each.count(each[place]) == 1 for each in labels)
 
     # --- rounds ---------------------------------------------------------------------------------
@@ -372,7 +397,7 @@ class LiveSharing:
         assert self._member is not None
         tried = {
             example: self._member.held_out_losses(values)
-            for example in self._groups.examples
+            for example in self._groups.examples_for(self._name)
             if (values := self._values_like(example, self._tried_from)) is not None
         }
         if not tried:
@@ -406,11 +431,12 @@ class LiveSharing:
             return  # the next plan is known, and not followed yet
         if plan is None:
             others = {*self._settings.expect, *online} - {self._name}
-            if len(others) + 1 >= MIN_PEERS and others <= {*online}:
+            all_told = not self._given or others <= self._given.keys()
+            if len(others) + 1 >= MIN_PEERS and others <= {*online} and all_told:
                 self._newest = self.first_plan(round_number, others), self._name
             return
         maker = online.get(self._made_by)
-        if self._made_by != self._name and (maker is None or maker.plan is None):
+        if self._made_by != self._name and (maker is None or not _follows_plan(maker)):
             again = max(plan.version, self._highest) + 1
             self._newest = replace(plan, version=again, chosen=None), self._name
             return
@@ -443,7 +469,7 @@ class LiveSharing:
 
     def _makes_plans(self, online: Mapping[str, Online]) -> bool:
         """Return whether it is our turn; a newcomer must find the plan of the others first."""
-        following = [name for name, other in online.items() if other.plan is not None]
+        following = [name for name, other in online.items() if _follows_plan(other)]
         if self.plan is not None:
             following.append(self._name)
         return self._name == first_of(following or [*online, self._name])
@@ -495,6 +521,8 @@ class LiveSharing:
                 assignment = assignment.joined(name, example)
         new = sorted(like.keys() - {*assignment.peers}, key=in_order)
         assignment = assignment.with_peers(new)
+        for name in new:
+            assignment = self._with_models_by_hand(assignment, name, plan.memory.get("moved", ()))
         if not assignment.is_named_by_content:  # a peer of the assignment has changed its groups
             assignment = assignment.named()
 
@@ -509,11 +537,31 @@ class LiveSharing:
             for name in assignment.peers
             if (name in new or like.get(name) is not None) and not has_groups(name)
         ]
-        plan = replace(plan, newcomers=tuple(looking) if assignment.groupings else ())
+        plan = replace(plan, newcomers=tuple(looking) if assignment.formed else ())
         if assignment.digest == before.digest:
             return plan
         lasts = self._options.settle if plan.deciding else self._options.every
         return replace(plan, assignment=assignment, candidates=(), until=plan.round + lasts)
+
+    def _with_models_by_hand(
+        self, assignment: Assignment, peer: str, moved: Collection[int]
+    ) -> Assignment:
+        """Return the assignment with a newcomer among the peers that gave the same cells to the same models.
+
+        moved: cells that all peers shared before a decision; who averages these does not matter here.
+        """
+        anatomy = assignment.anatomy
+        for scheme in range(OWN + 1, assignment.given):
+            cells = np.setdiff1d(np.flatnonzero(assignment.scheme_of == scheme), list(moved))
+            for example in assignment.peers:
+                models = [
+                    models_of_cells(anatomy, self._given.get(each, {}), cells)
+                    for each in (peer, example)
+                ]
+                if example != peer and models[0] == models[1] != {}:
+                    assignment = assignment.joined(peer, example, [scheme])
+                    break
+        return assignment
 
     def _is_over(self, round_number: int) -> bool:
         """Whether no plan is made any more: a change shortly before the end of training is of no use."""
@@ -558,9 +606,19 @@ class LiveSharing:
         return self._report.as_record(self._decisions, self._compared)
 
     def first_plan(self, round_number: int, others: Collection[str]) -> Plan:
-        """Return the plan with which a swarm begins to decide: everything is shared."""
+        """Return the plan with which a swarm begins to decide: what was not given by hand is shared by all.
+
+        Raises PeerError if no plan can be made beside the partial models that peers were given.
+        """
         peers = sorted([*others, self._name], key=in_order)
-        first = Planner(self._options).first(Assignment.shared(self._anatomy, peers))
+        assignment = Assignment.shared(self._anatomy, peers)
+        if self._given:
+            try:
+                given = {peer: self._given[peer] for peer in peers}
+                assignment = Assignment.by_hand(self._anatomy, given).named()
+            except ModelError as error:
+                raise PeerError(f'beside sharing = "auto": {error}') from None
+        first = Planner(self._options).first(assignment)
         return replace(first, until=round_number + first.until)
 
     def reset(self) -> None:
@@ -597,6 +655,16 @@ class LiveSharing:
         ):
             if mean is not None and values is not None:
                 mean.restore(values)
+
+
+_GIVEN = TypeAdapter(Given, config=ConfigDict(strict=True))
+NO_PLAN = -1
+"""The version on the card of a peer that follows no plan yet."""
+
+
+def _follows_plan(other: Online) -> bool:
+    """Return whether another peer's card says that it follows a plan."""
+    return other.plan is not None and other.plan.get("version") != NO_PLAN
 
 
 def _holds(version: int, by: str, other_version: int, other_by: str) -> bool:

@@ -250,7 +250,7 @@ class Arena:
         """Stack the learners anew; groups that formed themselves average whatever the graph is."""
         if self.sharing is not None and isinstance(self._mixing, Gossip):
             models = networks_by_model([learner.network for learner in self._learners])
-            groups = self.sharing.assignment.among_all_members(models, self.sharing.given_groupings)
+            groups = self.sharing.assignment.among_all_members(models)
             self._mixing = replace(self._mixing, complete=groups)
         self._form_groups(group_learners(self._learners), self._averager.step)
 

@@ -61,8 +61,6 @@ class AutoSharing:
         self._dry_run, self._planner = dry_run, Planner(self.options)
         self.reason = ""
         """Why nothing is decided in this swarm; empty if it is."""
-        self.given_groupings = 0
-        """The schemes of the first assignment: groups of later ones have formed by themselves."""
 
     @property
     def decisions(self) -> list[Decision]:
@@ -105,7 +103,6 @@ class AutoSharing:
     def start(self, learners: Sequence[object], mixing: Mixing) -> None:
         """Slice the networks, and hold out samples; raises ModelError if a learner is not suitable."""
         assignment = self.first_assignment(learners)
-        self.given_groupings = len(assignment.schemes)
         suitable = [check_learner(learner) for learner in learners]
         fewest = min(len(learner.samples[1]) for learner in suitable)
         if len(suitable) < MIN_PEERS:

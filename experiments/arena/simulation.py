@@ -45,7 +45,7 @@ from ...models import (
     SwarmGain,
     as_record,
 )
-from ...models.sharing import check_learner, untrained_text
+from ...models.sharing import by_hand_text, check_learner, untrained_text
 from ...models.stack import MemoryNeeds, estimate_memory, free_memory
 from ...peer import MatchedStore, blocks, schema_entries
 from ...topology import Event, Schedule, TopologyError, draw_events, read_events
@@ -296,9 +296,11 @@ def _auto_sharing(config: Config, members: Sequence[Member], source: str) -> Aut
             )
     sharing = AutoSharing(seed=config.seed, dry_run=config.dry_run, keep_models=bool(config.models))
     try:
-        sharing.first_assignment([member.learner for member in members])
+        assignment = sharing.first_assignment([member.learner for member in members])
     except ModelError as error:
         raise ConfigError(f"{source}: key 'sharing': {error}") from None
+    if text := by_hand_text(assignment):
+        console.warn(text)
     if text := untrained_text(check_learner(members[0].learner)):
         console.warn(text)
     return sharing

@@ -12,6 +12,8 @@ from typing import Any
 import networkx as nx
 
 from ...gossip.security import Identity, TrustError, invite, public_text, save_invitation
+from ...models import ModelError
+from ...models.sharing import Assignment
 from ...peer import (
     AUTO_MODELS,
     BrokerAddress,
@@ -20,6 +22,7 @@ from ...peer import (
     Settings,
     SwarmSpec,
 )
+from ..arena import AutoSharing
 from ..build import (
     Member,
     PeerFacts,
@@ -86,6 +89,8 @@ class SwarmLayout:
             )
         if needs_matching(config):
             _check_founder(config, source, self.peers_of_model)
+        if config.sharing == "auto" and config.models:
+            self.by_hand = _assigned_by_hand(self.members, source)
         # self.peers_of_model builds every network: only evaluate it if there is a topology.
         has_topology = config.topology is not None
         self.graph = swarm_graph(config, self.peers_of_model if has_topology else {}, source)
@@ -103,6 +108,9 @@ class SwarmLayout:
         if gossip.compress is not None or gossip.drift is not None:
             check_compression(config, self.members, self.peers_of_model, source)
         self._exchanges = gossip.exchanges or _exchanges(config, self.graph)
+
+    by_hand: Assignment | None = None
+    """With `sharing = "auto"`: what is shared by partial models that the config gives; None without any."""
 
     @cached_property
     def _hops(self) -> int:
@@ -206,9 +214,9 @@ class SwarmLayout:
             print_graph_notes(self.graph)
         names, credentials = self.labels, [{}] * config.peers
         if config.trust.kind == "swarm":
-            models = AUTO_MODELS if config.sharing == "auto" else None
+            patterns = AUTO_MODELS if config.sharing == "auto" else ()
             names, credentials = make_credentials(
-                folder / "trust", swarm_name(config), self.members, models
+                folder / "trust", swarm_name(config), self.members, patterns
             )
         peers = [
             self.peer(index, names, **peer_credentials)
@@ -253,7 +261,6 @@ def _check_auto_sharing(config: Config, source: str) -> None:
     if config.sharing != "auto":
         return
     refused = {
-        "models": ("beside partial models that are given", bool(config.models)),
         "dry_run": ("in a dry run", config.dry_run),
         "fednp": ("with FedNP, whose loss is not a sum over samples", config.fednp is not None),
         "training.proximal": ("with a penalty beside the loss", config.training.proximal > 0),
@@ -262,11 +269,25 @@ def _check_auto_sharing(config: Config, source: str) -> None:
     }
     for key, (what, given) in refused.items():
         if given:
-            simulated = ", or run gossamer simulate" if key in ("models", "dry_run") else ""
+            simulated = ", or run gossamer simulate" if key == "dry_run" else ""
             raise ConfigError(
                 f"{source}: key 'sharing': live peers cannot decide what they share {what} ({key}); leave "
                 f"one of them out{simulated}"
             )
+
+
+def _assigned_by_hand(members: Sequence[Member], source: str) -> Assignment:
+    """Return which peers share which cells by partial models that were given; raise if none are left."""
+    try:
+        sharing = AutoSharing(keep_models=True)
+        assignment = sharing.first_assignment([member.learner for member in members])
+        if assignment.scheme_of.all():  # none is GLOBAL
+            raise ModelError(
+                "no cells are left that all peers share, so there is nothing to decide; leave it out"
+            )
+    except ModelError as error:
+        raise ConfigError(f"{source}: key 'sharing': {error}") from None
+    return assignment
 
 
 def _check_founder(config: Config, source: str, peers_of_model: dict[str, list[int]]) -> None:
@@ -336,15 +357,14 @@ def _exchanges(config: Config, topology: SwarmGraph | None) -> int:
 
 
 def make_credentials(
-    folder: Path, swarm: str, members: Iterable[Member], patterns: Collection[str] | None = None
+    folder: Path, swarm: str, members: Iterable[Member], patterns: Collection[str] = ()
 ) -> tuple[tuple[str, ...], list[dict[str, str]]]:
     """Make a key for the swarm's owner and for every peer, and an invitation for every peer.
 
-    An invitation is valid only for models that match the patterns, or, without any, for those that the peer
-    implements. Returns the peers' names, of the form
-    label@id, and each peer's credentials (see CredentialSettings). Keys of a former run in the same folder
-    are replaced. The owner's private key is saved in the same folder: `gossamer revoke` needs it to exclude a
-    peer while the swarm runs.
+    An invitation is valid only for the models that the peer implements, and for those that match the
+    patterns. Returns the peers' names, of the form label@id, and each peer's credentials (see
+    CredentialSettings). Keys of a former run in the same folder are replaced. The owner's private key is
+    saved in the same folder: `gossamer revoke` needs it to exclude a peer while the swarm runs.
     """
     names, credentials = [], []
     try:
@@ -355,7 +375,7 @@ def make_credentials(
             # 'a&b' names the parameters that the models a and b own jointly.
             models = {model for name in member.network.averaged_models for model in name.split("&")}
             invitation = invite(
-                owner, swarm, identity.label, identity.public, models=patterns or models
+                owner, swarm, identity.label, identity.public, models={*models, *patterns}
             )
             file = folder / f"{member.name}.invitation"
             save_invitation(file, invitation)

@@ -22,7 +22,7 @@ from gossamer.files import RecordFile
 
 from ...gossip.compress import Traffic
 from ...models import Gain, SgdLearner, SwarmGain, norm_layers
-from ...models.sharing import MIN_PEERS, Assignment, SharingReport, untrained_text
+from ...models.sharing import MIN_PEERS, Assignment, SharingReport, by_hand_text, untrained_text
 from ...peer import (
     Broker,
     BrokerAddress,
@@ -135,7 +135,7 @@ def run_live(
         part.announce()
     on_planned()
     if config.sharing == "auto":
-        _warn_about_deciding(config, layout.swarm)
+        _warn_about_deciding(layout)
     if (folder / "config.json").exists():
         raise ConfigError(f"{folder}: holds the results of another swarm; name another folder")
     write_json(make_folder(folder) / "config.json", config.model_dump(mode="json"))
@@ -171,13 +171,16 @@ def run_live(
     return outcome
 
 
-def _warn_about_deciding(config: Config, swarm: Swarm) -> None:
+def _warn_about_deciding(layout: SwarmLayout) -> None:
     """Say what peers that decide by themselves what they share will leave as it is."""
+    config = layout.config
+    if layout.by_hand is not None and (text := by_hand_text(layout.by_hand)):
+        console.warn(text)
     if config.peers < MIN_PEERS:
         console.warn(
             f"everything stays shared: {config.peers} peers are too few to compare; it takes {MIN_PEERS}"
         )
-    learner = swarm.member(0).learner
+    learner = layout.swarm.member(0).learner
     if isinstance(learner, SgdLearner) and (text := untrained_text(learner)):
         console.warn(text)
 

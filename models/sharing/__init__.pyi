@@ -1,6 +1,10 @@
 from .assignment import GLOBAL as GLOBAL
 from .assignment import OWN as OWN
 from .assignment import Assignment as Assignment
+from .assignment import Given as Given
+from .assignment import averaged_by_hand as averaged_by_hand
+from .assignment import given_cells as given_cells
+from .assignment import models_of_cells as models_of_cells
 from .candidates import NORM_PARTS as NORM_PARTS
 from .candidates import Candidate as Candidate
 from .candidates import levels as levels
@@ -18,6 +22,7 @@ from .member import check_learner as check_learner
 from .member import frozen_parts as frozen_parts
 from .newcomers import GroupValues as GroupValues
 from .report import SharingReport as SharingReport
+from .report import by_hand_text as by_hand_text
 from .report import cells_in_words as cells_in_words
 from .report import percent as percent
 from .report import untrained_text as untrained_text

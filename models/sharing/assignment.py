@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from ..anatomy import Anatomy, ParameterMap
 from ..errors import ModelError
-from ..slicing import Coordinates, ModelGraph, slice_if_contiguous
+from ..slicing import Coordinates, ModelGraph, Slicing, slice_if_contiguous
 
 if TYPE_CHECKING:
     from ..network import SlicedNetwork
@@ -33,6 +33,9 @@ Labels = tuple[int, ...]
 
 Group = tuple[int, ...]
 """The numbers of the peers of one group."""
+
+Given = dict[str, dict[str, list[int]]]
+"""The cells of a peer's partial models, as they were given by hand: by model and part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +57,9 @@ class Assignment:
         The end of the names of the partial models. With a suffix that depends on the assignment (`named`),
         no two assignments have models of the same name and different coordinates. It is empty while all peers
         share everything, and where only one assignment is used.
+    given
+        How many of the schemes the swarm began with, if partial models were given by hand; 0 if it began by
+        sharing everything. Later schemes have groups that formed themselves.
     """
 
     anatomy: Anatomy
@@ -61,6 +67,7 @@ class Assignment:
     schemes: tuple[Labels, ...]
     scheme_of: np.ndarray
     suffix: str = ""
+    given: int = 0
 
     @classmethod
     def shared(cls, anatomy: Anatomy, peers: Sequence[str]) -> Assignment:
@@ -77,21 +84,37 @@ class Assignment:
         anatomy: that of all networks, perhaps `with_norm_parts`. Raises ModelError if their models average in
         a way that no assignment describes.
         """
-        peers = len(networks)
+        given = {network.peer: given_cells(network.slicing) for network in networks}
+        assignment = cls.by_hand(anatomy, given)
+        for network in networks:
+            assignment.check_averages(network.peer, averaged_by_hand(network.slicing))
+        return assignment
+
+    @classmethod
+    def by_hand(cls, anatomy: Anatomy, given: Mapping[str, Given]) -> Assignment:
+        """Return the assignment in which peers average the cells of partial models of the same name.
+
+        given: the cells of every peer's models. Each peer must `check_averages` too.
+        """
+        shared = cls.shared(anatomy, list(given))
         numbers: dict[str, int] = {}  # of models, by name
-        # For every peer, the number of the model that has each cell, and of the model that averages each
-        # coordinate. Coordinates that no model averages have a negative number, another one for every peer.
-        model_of = np.full((peers, int(anatomy.first_cells[-1])), -1)
-        averaged_by = np.repeat(-1 - np.arange(peers)[:, None], anatomy.size, axis=1)
-        for row, network in enumerate(networks):
-            for model in network.models:
+        model_of = np.full((len(given), int(anatomy.first_cells[-1])), -1)
+        cells_of_model: dict[str, dict[str, list[int]]] = {}
+        for row, (peer, models) in enumerate(given.items()):
+            for model, cells_by_part in models.items():
+                if cells_of_model.setdefault(model, cells_by_part) != cells_by_part:
+                    raise ModelError(
+                        f"peer {peer} gives other cells to partial model {model!r} than others do: give the "
+                        "same ones, in the same order, or other names"
+                    )
                 number = numbers.setdefault(model, len(numbers))
-                for part, cells in enumerate(network.slicing.cells[model]):
-                    model_of[row, anatomy.first_cells[part] + cells] = number
-            for model in network.averaged_models:
-                number = numbers.setdefault(model, len(numbers))
-                averaged_by[row, network.slicing.coordinates(model)] = number
-        shared = cls.shared(anatomy, [network.peer for network in networks])
+                for part, cells in cells_by_part.items():
+                    index = anatomy.find(part)
+                    if not all(0 <= cell < anatomy.parts[index].cells for cell in cells):
+                        raise ModelError(
+                            f"peer {peer}: part {part!r} has not all cells of model {model!r}"
+                        )
+                    model_of[row, anatomy.first_cells[index] + np.array(cells, int)] = number
         columns, column_of = np.unique(model_of, axis=1, return_inverse=True)
         labels = [renumbered(column) for column in columns.T.tolist()]
         schemes = tuple(dict.fromkeys([*shared.schemes, *labels]))
@@ -100,29 +123,24 @@ class Assignment:
                 f"the partial models divide peers in {len(schemes)} ways; at most {MAX_GROUPINGS} are allowed"
             )
         scheme_of_column = np.array([schemes.index(grouping) for grouping in labels])
-        assignment = replace(shared, schemes=schemes, scheme_of=scheme_of_column[column_of.ravel()])
-        if not assignment._averages_like(averaged_by) or not _have_same_coordinates(networks):
-            raise ModelError(
-                "weights between the cells of different partial models must be averaged by the peers that "
-                "have both models: let one model depend on the other, or average across models"
-            )
-        return assignment
+        scheme_of = scheme_of_column[column_of.ravel()]
+        return replace(shared, schemes=schemes, scheme_of=scheme_of, given=len(schemes))
 
-    def _averages_like(self, averaged_by: np.ndarray) -> bool:
-        """Return whether every coordinate is averaged by the same peers as under `averaged_by`.
+    def check_averages(self, peer: str, averaged: np.ndarray) -> None:
+        """Raise ModelError if a peer would average values that its own partial models keep to the peer.
 
-        averaged_by: [peers, coordinates], the number of the model that averages the coordinate.
+        averaged: for every coordinate, whether one of the peer's partial models averages it.
         """
-        for code in np.unique(self.codes).tolist():
-            groups = np.array(self.peer_groups(code))
-            block = averaged_by[:, self.codes == code]
-            first_members = [int(np.argmax(groups == group)) for group in range(groups.max() + 1)]
-            model_of_group = block[first_members]
-            # All peers of a group must have the group's model, and no two groups the same one.
-            is_different = np.diff(np.sort(model_of_group, axis=0), axis=0)
-            if (block != model_of_group[groups]).any() or not is_different.all():
-                return False
-        return True
+        for code in np.unique(self.codes[~averaged]).tolist():
+            groups = self.peer_groups(code)
+            is_known = peer in self.peers
+            own_group = groups[self.peers.index(peer)] if is_known else None
+            if groups.count(own_group) > 1 or (code == 1 << GLOBAL and not is_known):
+                raise ModelError(
+                    f"peer {peer}: weights between the cells of different partial models must be averaged by "
+                    "the peers that have both models: let one model depend on the other, or average across "
+                    "models"
+                )
 
     def change(
         self, part: str, cells: Sequence[int] | np.ndarray, scheme: int | Labels
@@ -148,9 +166,13 @@ class Assignment:
         return replace(self, schemes=schemes, scheme_of=scheme_of)
 
     def named(self) -> Assignment:
-        """Return the assignment with its digest as suffix, or no suffix if all peers share everything."""
+        """Return the assignment with its digest as suffix, or no suffix if all peers share everything.
+
+        Beside partial models given by hand there always is one: these may be called `global`, too.
+        """
         without_suffix = replace(self, suffix="")
-        return replace(self, suffix=without_suffix.digest if self.scheme_of.any() else "")
+        has_suffix = self.given or self.scheme_of.any()
+        return replace(self, suffix=without_suffix.digest if has_suffix else "")
 
     @property
     def is_named_by_content(self) -> bool:
@@ -173,22 +195,24 @@ class Assignment:
         """The schemes in use that divide the peers into groups."""
         return tuple(scheme for scheme in np.unique(self.scheme_of).tolist() if scheme > OWN)
 
+    @property
+    def formed(self) -> tuple[int, ...]:
+        """The `groupings` that were decided while the swarm trained; the others were given by hand."""
+        return tuple(scheme for scheme in self.groupings if scheme >= self.given)
+
     def groups_of(self, peer: str) -> Labels:
         """Return the group of a peer in each of the `groupings`."""
         index = self.peers.index(peer)
         return tuple(self.schemes[scheme][index] for scheme in self.groupings)
 
-    def among_all_members(self, models: Iterable[str], given: int) -> frozenset[str]:
+    def among_all_members(self, models: Iterable[str]) -> frozenset[str]:
         """Return those of `models` that belong to groups which were decided while the swarm trained.
 
         The graph of the swarm was not made for these groups: it may leave the members of one unconnected. So
-        all members of such a group are neighbours. given: the number of schemes with which the swarm began.
+        all members of such a group are neighbours.
         """
         models_of_groups = {
-            self.model(scheme, peer)
-            for scheme in self.groupings
-            if scheme >= given
-            for peer in self.peers
+            self.model(scheme, peer) for scheme in self.formed for peer in self.peers
         }
         return frozenset(
             model for model in models if models_of_groups.intersection(model.split("&"))
@@ -208,13 +232,14 @@ class Assignment:
             )
         return replace(self, peers=peers, schemes=schemes)
 
-    def joined(self, peer: str, example: str) -> Assignment:
-        """Return the assignment with a peer in the groups that another one is in."""
+    def joined(self, peer: str, example: str, schemes: Iterable[int] | None = None) -> Assignment:
+        """Return the assignment with a peer in the groups that another one is in; schemes: only of these."""
         index, example_index = self.peers.index(peer), self.peers.index(example)
-        schemes = [list(labels) for labels in self.schemes]
-        for labels in schemes[OWN + 1 :]:
-            labels[index] = labels[example_index]
-        return replace(self, schemes=tuple(map(renumbered, schemes)))
+        chosen = range(OWN + 1, len(self.schemes)) if schemes is None else schemes
+        all_labels = [list(labels) for labels in self.schemes]
+        for scheme in chosen:
+            all_labels[scheme][index] = all_labels[scheme][example_index]
+        return replace(self, schemes=tuple(map(renumbered, all_labels)))
 
     def cells(self, part: str, scheme: int) -> np.ndarray:
         """Return the indices of the cells of a part that have a scheme."""
@@ -345,6 +370,7 @@ class Assignment:
     def as_record(self) -> dict[str, Any]:
         """Return the assignment as plain data, which `from_record` reads."""
         return {
+            **({"given": self.given} if self.given else {}),  # so that other digests stay what they were
             "suffix": self.suffix,
             "peers": list(self.peers),
             "schemes": [list(labels) for labels in self.schemes],
@@ -360,6 +386,7 @@ class Assignment:
         """Return the assignment that `as_record` described, of cells of this anatomy."""
         try:
             schemes = tuple(renumbered(labels) for labels in record["schemes"])
+            given = int(record.get("given", 0))
             peers = tuple(record["peers"])
             count = len(peers)
             scheme_of = np.full(anatomy.first_cells[-1], -1)
@@ -373,12 +400,13 @@ class Assignment:
                 and schemes[: OWN + 1] == ((0,) * count, tuple(range(count)))
                 and len(schemes) <= MAX_GROUPINGS
                 and 0 <= scheme_of.min() <= scheme_of.max() < len(schemes)
+                and 0 <= given <= len(schemes)
             )
             if not is_valid:
                 raise ValueError
         except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError):
             raise ModelError("an assignment does not describe the cells of this network") from None
-        return cls(anatomy, peers, schemes, scheme_of, str(record.get("suffix", "")))
+        return cls(anatomy, peers, schemes, scheme_of, str(record.get("suffix", "")), given)
 
 
 def _short_name(peer: str) -> str:
@@ -389,15 +417,42 @@ def _short_name(peer: str) -> str:
     return f"{peer[: MAX_PEER_NAME - 1 - len(digest)]}-{digest}"
 
 
-def _have_same_coordinates(networks: Sequence[SlicedNetwork]) -> bool:
-    """Return whether every model has the same coordinates, in the same order, on all peers that have it."""
-    first: dict[str, np.ndarray] = {}
-    return all(
-        np.array_equal(first.setdefault(model, coordinates), coordinates)
-        for network in networks
-        for model in network.averaged_models
-        for coordinates in [network.slicing.coordinates(model)]
-    )
+def given_cells(slicing: Slicing) -> Given:
+    """Return the cells of a peer's partial models, by model and part."""
+    parts = slicing.anatomy.names
+    return {
+        model: {
+            part: cells.tolist()
+            for part, cells in zip(parts, slicing.cells[model], strict=True)
+            if len(cells)
+        }
+        for model in slicing.models
+    }
+
+
+def models_of_cells(anatomy: Anatomy, given: Given, cells: np.ndarray) -> dict[str, list[int]]:
+    """Return which of some cells each of a peer's partial models has; models without any are left out.
+
+    cells: numbered through the whole network.
+    """
+    result: dict[str, list[int]] = {}
+    for model, cells_by_part in given.items():
+        numbers = [
+            anatomy.first_cells[anatomy.find(part)] + np.array(own, int)
+            for part, own in cells_by_part.items()
+        ]
+        among = np.intersect1d(np.concatenate([np.zeros(0, int), *numbers]), cells)
+        if len(among):
+            result[model] = among.tolist()
+    return result
+
+
+def averaged_by_hand(slicing: Slicing) -> np.ndarray:
+    """Return, for every coordinate, whether one of a peer's partial models averages it."""
+    averaged = np.zeros(slicing.anatomy.size, bool)
+    for model in slicing.averaged_models:
+        averaged[slicing.coordinates(model)] = True
+    return averaged
 
 
 def renumbered(labels: Iterable[object]) -> Labels:

@@ -39,6 +39,7 @@ class _Record(BaseModel):
 class AssignmentRecord(_Record):
     """An Assignment. cells: by part and scheme, the cells of the part that have the scheme."""
 
+    given: Count = 0
     suffix: Annotated[str, Field(max_length=16, pattern="^[0-9a-f]*$")]
     peers: Annotated[list[Name], Field(min_length=1)]
     schemes: list[list[Index]]

@@ -45,13 +45,27 @@ class GroupValues:
         example_of: dict[tuple[int, ...], str] = {}
         for number in has_groups:
             example_of.setdefault(assignment.groups_of(peers[number]), peers[number])
-        self.examples = tuple(example_of.values())
-        """For every combination of groups that occurs, the name of one peer that is in these groups."""
+        # For every combination of groups that occurs, the name of one peer that is in these groups.
+        self._examples = tuple(example_of.values())
 
     @property
     def size(self) -> int:
         """The length of the vector."""
         return int(self._starts[-1])
+
+    def examples_for(self, peer: str) -> list[str]:
+        """Return one peer for every combination of groups that a peer may join; itself if there is none.
+
+        The groups of partial models that were given by hand must be the same.
+        """
+        schemes = self._assignment.schemes[: self._assignment.given]
+        index = self._assignment.peers.index
+
+        def groups_by_hand(name: str) -> list[int]:
+            return [labels[index(name)] for labels in schemes[OWN + 1 :]]
+
+        own = groups_by_hand(peer)
+        return [example for example in self._examples if groups_by_hand(example) == own] or [peer]
 
     def pack(self, peer: str, values: np.ndarray) -> np.ndarray:
         """Return a peer's contribution; values: its flat parameter vector."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..learner import SgdLearner
-from .assignment import Assignment
+from .assignment import GLOBAL, Assignment
 from .candidates import NORM_PARTS
 from .decisions import Compared, Decision
 from .member import frozen_parts
@@ -142,6 +142,17 @@ def untrained_text(learner: SgdLearner) -> str:
     names = _join_with_and(sorted(parts))
     subject = f"part {names} stays" if is_one else f"parts {names} stay"
     return f"{subject} shared, because {'it is' if is_one else 'they are'} not trained"
+
+
+def by_hand_text(assignment: Assignment) -> str:
+    """Return a text that says how much stays as it was given by hand; empty if nothing does."""
+    kept, cells = int((assignment.scheme_of != GLOBAL).sum()), len(assignment.scheme_of)
+    if not kept:
+        return ""
+    return (
+        f"{kept} of {cells} cells stay with the partial models given by hand; peers decide about those that "
+        "all of them share"
+    )
 
 
 def percent(share: float) -> str:

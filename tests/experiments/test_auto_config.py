@@ -124,8 +124,11 @@ MODELS = [
 ]
 
 
-def test_models_of_some_peers_stay_as_they_are(tmp_path: Path) -> None:
+def test_models_of_some_peers_stay_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     report, _ = run(tmp_path, models=MODELS)
+    assert "5 of 104 cells stay with the partial models given by hand" in capsys.readouterr().err
     cells = report["history"][0]["assignment"]["cells"]["2"]
     assert cells == {"0": [0, 1, 2, 3, 4], "2": [5, 6, 7, 8, 9]}
     assert [cell for cell in report["assignment"]["cells"]["2"]["2"] if cell >= 5] == [
@@ -170,7 +173,14 @@ def test_what_it_cannot_be_combined_with_is_one_line(table: dict[str, Any], word
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"models": MODELS}, r"given \(models\); leave one of them out, or run gossamer simulate"),
+        (
+            {"models": [{"name": "{task}", "layout": "64-30-10"}]},
+            "no cells are left.*leave it out$",
+        ),
+        (
+            {"models": [MODELS[0], {"name": "{task}", "layout": "0-0-5"}]},
+            "average across models$",
+        ),
         ({"dry_run": True}, r"dry run \(dry_run\).*gossamer simulate"),
         ({"fednp": {}}, r"FedNP.*leave one of them out$"),
     ],

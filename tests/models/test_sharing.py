@@ -99,7 +99,7 @@ def test_models_that_no_assignment_describes_are_refused() -> None:
     moved = networks(cross=True)
     slices = {"one": [[5, 4, 3, 2, 1, 0], [0, 1], [0]], "two": [[], [2, 3], [1]]}
     moved[0] = SlicedNetwork(mlp("6=4=2"), slices, peer=PEERS[0], rest=None, cross=True)
-    with pytest.raises(ModelError, match="weights between"):
+    with pytest.raises(ModelError, match="gives other cells to partial model 'one'"):
         Assignment.of(moved, anatomy)
 
 

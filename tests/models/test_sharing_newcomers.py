@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,7 +41,8 @@ def test_others_keep_their_models_when_peers_are_added_or_join_groups() -> None:
 def test_a_newcomer_reads_the_mean_of_any_peers_groups() -> None:
     assignment = grouped().with_peers(["emil"])
     groups = GroupValues(assignment, ["emil"])
-    assert groups.examples == ("anna", "ben", "dora"), "carl is in the same groups as anna"
+    examples = groups.examples_for("emil")
+    assert examples == ["anna", "ben", "dora"], "carl is in the same groups as anna"
     generator = np.random.default_rng(0)
     rows = generator.random((len(PEERS) + 1, assignment.anatomy.size)).astype(np.float32)
     packed = [groups.pack(peer, row) for peer, row in zip(assignment.peers, rows, strict=True)]
@@ -50,10 +53,22 @@ def test_a_newcomer_reads_the_mean_of_any_peers_groups() -> None:
     in_groups = np.isin(
         assignment.codes, [c for c in assignment.codes if c != 1 and not c >> OWN & 1]
     )
-    for example in groups.examples:
+    for example in examples:
         values = groups.values_like(example, mean, rows[-1])
         assert values is not None
         place = PEERS.index(example)
         assert values[in_groups] == pytest.approx(averaged[place, in_groups], rel=1e-5)
         assert np.array_equal(values[~in_groups], rows[-1][~in_groups])
     assert groups.values_like("dora", np.mean(packed[:3], axis=0), rows[-1]) is None
+
+
+def test_a_newcomer_tries_the_groups_of_peers_with_the_same_models_by_hand() -> None:
+    hidden_by_hand = replace(
+        grouped(), given=OWN + 2
+    )  # the first two schemes, and that of hidden cells
+    added = hidden_by_hand.with_peers(["emil", "fay"])
+    assignment = added.joined("emil", "ben", [OWN + 1])
+    assert assignment.formed == (OWN + 2,)
+    groups = GroupValues(assignment, ["emil", "fay"])
+    assert groups.examples_for("emil") == ["ben", "dora"]
+    assert groups.examples_for("fay") == ["fay"], "nobody has the models that it was given"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from gossamer.experiments.arena import Arena, AutoSharing, ExactMean, Gossip
 from gossamer.experiments.data import load
 from gossamer.gossip import ONE, ReleasePlan, topics
 from gossamer.gossip.security import Admission, SwarmSecurity, revocation_topic
-from gossamer.models import ModelError, SgdLearner, SlicedNetwork, mlp
+from gossamer.models import ModelError, ModelGraph, SgdLearner, SlicedNetwork, mlp
 from gossamer.models.sharing import OWN, Assignment, AutoOptions, Memory, Plan, SharingReport
 from gossamer.peer import AUTO_MODELS, PeerError
 from gossamer.peer.engine import Engine
@@ -139,28 +139,50 @@ def check_refusals(reports: Iterable[Report]) -> None:
     assert not any(cause.startswith(("guards", "too-large")) for cause in causes), causes
 
 
-@pytest.mark.parametrize("mode", ["rounds", "server"])
+def half_by_hand(name: str) -> SgdLearner:
+    """A learner that shares five outputs with the peers of its task, by hand, and all else with everybody."""
+    learner, task = make(name), f"task{ord(name) % 2}"
+    slices = {"global": {"*": 1.0, "2": 0.5}, task: {"2": 0.5}}
+    learner.network.reslice(slices, ModelGraph({"global": [], task: ["global"]}), cross=False)
+    return learner
+
+
+BY_HAND = ("task0", "task1")
+
+
+@pytest.mark.parametrize(
+    ("mode", "build"),
+    [("rounds", make), ("server", make), ("rounds", half_by_hand), ("server", half_by_hand)],
+)
 def test_in_lockstep_peers_decide_what_a_simulation_decides_at_the_same_rounds(
-    run, tmp_path: Path, mode: str
+    run, tmp_path: Path, mode: str, build: Callable[[str], SgdLearner]
 ) -> None:
     """The same networks, samples and graph: a live swarm in lockstep is the simulation, up to rounding.
 
-    The peers trust each other, and nobody knew the names of their groups when invitations were signed.
+    The peers trust each other, and nobody knew the names of their groups when invitations were signed. What
+    was given by hand stays as it is.
     """
     graph, rounds = nx.circulant_graph(len(NAMES), [1, 2]), 18
-    simulated = [make(name) for name in NAMES]
-    sharing = AutoSharing()
+    simulated = [build(name) for name in NAMES]
+    sharing = AutoSharing(keep_models=build is half_by_hand)
     mixing = Gossip(graph, exchanges=3) if mode == "rounds" else ExactMean()
     arena = Arena(simulated, mixing=mixing, sharing=sharing)
     expected = list(arena.run(rounds))[-1]
     assert sharing.decisions
-    learners = {name: make(name) for name in NAMES}
+    learners = {name: build(name) for name in NAMES}
     papers = Papers(tmp_path)
-    names = tuple(papers.invite(name, models=AUTO_MODELS) for name in NAMES)
+    names = tuple(papers.invite(name, models=(*AUTO_MODELS, *BY_HAND)) for name in NAMES)
 
     async def scenario() -> list[Report]:
+        servers = {"task0": names[1], "task1": names[0]} if build is half_by_hand else {}
         settings = quick(
-            rounds=rounds, expect=names, sharing="auto", mode=mode, exchanges=3, lease=600.0
+            rounds=rounds,
+            expect=names,
+            sharing="auto",
+            mode=mode,
+            exchanges=3,
+            lease=600.0,
+            servers=servers,
         )
         nest = Nest(settings)
         for index, (name, learner) in enumerate(learners.items()):
@@ -188,6 +210,71 @@ def test_in_lockstep_peers_decide_what_a_simulation_decides_at_the_same_rounds(
     ]
     accuracies = [test.accuracy for test in expected.tests]
     assert [report.accuracy for report in reports] == pytest.approx(accuracies, abs=0.06)
+    if build is half_by_hand:
+        record = SharingReport.merged([report.sharing for report in reports if report.sharing])
+        first, last = (record["history"][index]["assignment"] for index in (0, -1))
+        assert first["cells"]["2"] == {"0": [0, 1, 2, 3, 4], "2": [5, 6, 7, 8, 9]}
+        assert first["schemes"][2] == [0, 1] * 3
+        assert {5, 6, 7, 8, 9} <= {*last["cells"]["2"]["2"]}
+
+
+def test_a_newcomer_averages_models_given_by_hand_with_those_that_have_the_same(run) -> None:
+    """From the next plan on, and without a look at its samples; nobody else's models change."""
+    names = NAMES[:4]
+    learners = {name: half_by_hand(name) for name in (*names, "e", "f")}
+    tasks = {task: {name for name in learners if ord(name) % 2 == task} for task in range(2)}
+
+    def models_by_hand() -> list[set[str]]:
+        """The peers that share each model of the first grouping, by the present plan's names."""
+        found = groups_of(learners)
+        return [members for model, members in found.items() if model.startswith("group2-")]
+
+    async def scenario() -> list[Report]:
+        nest = Nest(quick(rounds=10**6, expect=names, sharing="auto", settle_tolerance=1e-2))
+        lives = {name: nest.start(name, learners[name]) for name in names}
+        await until(lambda: all(life.trains() and life.view.plan for life in lives.values()))
+        for name in "ef":
+            nest.start(name, learners[name], quick(rounds=10**6, sharing="auto"))
+        await until(lambda: all(members in models_by_hand() for members in tasks.values()))
+        return await nest.finish(8)
+
+    reports = run(scenario())
+    models = check_accounts(reports)
+    assert {"global", *BY_HAND} <= models, "the names of before the first plan"
+
+
+def test_models_by_hand_that_do_not_go_together_are_one_line() -> None:
+    """A peer keeps outputs that the plan's maker shares with all; or two give other cells to one model."""
+    other, own = half_by_hand("b"), make("b")
+    own.network.reslice({"global": {"*": 1.0, "2": 0.0}, "local-b": {"2": 1.0}}, cross=False)
+    other.network.reslice({"global": {"*": 1.0, "2": 0.4}, "task0": {"2": 0.6}})
+    shared = begin(Engine("a", make("a"), quick(sharing="auto", rounds=60))).sharing
+    assert shared is not None
+    plan = entry_of("a", shared.first_plan(0, ["b", "c", "d"]))
+    engine = begin(Engine("b", own, quick(sharing="auto", rounds=60)))
+    engine.turn([], [Online("a", "s", (), plan=plan)], 0.0, 10**6)
+    with pytest.raises(
+        PeerError, match=r"plan 0 of peer a cannot be followed: peer b: .*average across"
+    ):
+        engine.begin_round()
+    engine = begin(Engine("b", other, quick(sharing="auto", rounds=60)))
+    sharing, cards = engine.sharing, {}
+    assert sharing is not None
+    for name in "adf":
+        each = begin(Engine(name, half_by_hand(name), quick(sharing="auto", rounds=60))).sharing
+        assert each is not None
+        cards[name] = each.as_card_entry()
+        assert cards[name] is not None
+        sharing.offer(name, cards[name])
+    with pytest.raises(PeerError, match="gives other cells to partial model"):
+        sharing.first_plan(0, "adf")
+    for given in ({"task0": {"nose": [0]}}, {"task0": {"2": [10]}}):
+        sharing.offer("a", cards["a"] | {"given": given})
+        with pytest.raises(PeerError, match=r"^beside sharing = .*part"):
+            sharing.first_plan(0, "adf")
+    for given in (7, {"task0": 7}, {"task0": {"2": ["x"]}}, {"task0": {"2": [1.5]}}):
+        with pytest.raises(ModelError, match="cannot be read"):
+            sharing.offer("a", cards["a"] | {"given": given})
 
 
 def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
@@ -446,16 +533,11 @@ def test_a_learner_with_which_nothing_can_be_decided_is_one_line(
     class Other(SgdLearner):
         """May have any loss."""
 
-    few, other, sliced, frozen = make("a", samples=9), make("a"), make("a"), make("a")
+    few, other, frozen = make("a", samples=9), make("a"), make("a")
     other.__class__ = Other
-    sliced.network.reslice({"hidden": "64-30-0", "outputs": "0-0-10"})
     for learner, reason in (
         (few, r"9 training samples, and sharing = \"auto\" holds some out, which takes 10$"),
         (other, r"needs learners with a loss per sample \(SgdLearner\), not Other$"),
-        (
-            sliced,
-            r"partial models of its own \(hidden, hidden&outputs, outputs\).*leave out one of them$",
-        ),
     ):
         with pytest.raises(PeerError, match=f"^peer a: .*{reason}"):
             Engine("a", learner, quick(sharing="auto"))
@@ -463,8 +545,8 @@ def test_a_learner_with_which_nothing_can_be_decided_is_one_line(
         parameter.requires_grad_(False)
     Engine("a", frozen, quick(sharing="auto", expect=("a", "b", "c")))
     assert [record.message for record in caplog.records] == [
-        "peer a: everything stays shared until more have joined: 3 peers are expected, and comparing them "
-        "takes 4",
+        "peer a: everything stays shared as it is until more have joined: 3 peers are expected, and "
+        "comparing takes 4",
         "peer a: parts 0 and input stay shared, because they are not trained",
     ]
 
