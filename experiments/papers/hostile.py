@@ -119,7 +119,7 @@ class SmallLearner:
     """A peer's network with one hidden layer, in numpy, and the store of its values.
 
     Networks and batches are so small that torch takes several times as long for the same steps. Everything
-    is as in `SgdLearner`: mean cross-entropy with the log-prior added, and the samples that are scored.
+    is as in `SgdLearner`: mean cross-entropy with the log-prior added, and how values are scored.
     """
 
     def __init__(self, member: Member, seed: Sequence[int]):
@@ -197,7 +197,9 @@ class SmallLearner:
         *_, outputs = self._outputs(value, inputs)
         largest = outputs.max(axis=1)
         totals = np.log(np.exp(outputs - largest[:, None]).sum(axis=1)) + largest
-        return float((totals - outputs[np.arange(len(labels)), labels]).mean())
+        losses = totals - outputs[np.arange(len(labels)), labels]
+        counts = np.bincount(labels)
+        return float((losses / counts[labels]).sum() / np.count_nonzero(counts))
 
     def accuracy(self) -> float:
         """Return the accuracy on the test set, which all peers have in common.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cli_kit import runs
+from torch import nn
 
 from gossamer.experiments.papers.hostile import (
     ATTACKS,
@@ -22,7 +23,7 @@ from gossamer.experiments.papers.hostile import (
 )
 from gossamer.experiments.results import Record
 from gossamer.experiments.study import Job
-from gossamer.models import cross_entropy
+from gossamer.models import SgdLearner, SlicedNetwork, mlp
 
 JOB = Job(Path())
 study = runs("study")
@@ -142,21 +143,19 @@ def test_slow_peers_train_less_often():
     assert 0 < run["slow"] < 1
 
 
-def test_the_small_learner_trains_and_scores_like_torch():
-    cell = HostileRun(CLEAN, "steady", 0, alpha=0.5)
-    small = learners_of(cell)[0]
-    inputs, labels = small.samples
-    ones = np.ones_like(small.value)
-    for value in (small.value, small.value + 0.1 * ones):
-        flat = torch.tensor(value, requires_grad=True)
-        hidden, outputs = 64 * 32, 64 * 32 + 32 + 320
-        x = torch.tensor(inputs) @ flat[:hidden].view(32, 64).T + flat[hidden : hidden + 32]
-        logits = x.relu() @ flat[hidden + 32 : outputs].view(10, 32).T + flat[outputs:]
-        loss = cross_entropy(logits + torch.tensor(small.log_prior), torch.tensor(labels)).mean()
-        loss.backward()
-        assert small.score("global", value) == pytest.approx(loss.item(), rel=1e-4)
+def test_the_small_learner_trains_and_scores_as_one_in_torch():
+    small = learners_of(HostileRun(CLEAN, "steady", 0, alpha=0.5))[0]
+    samples = torch.tensor(small.samples[0]), torch.tensor(small.samples[1])
+    network = SlicedNetwork(mlp("64=32=10", activation="relu"), {"global": "64-32-10"}, seed=0)
+    learner = SgdLearner(network, samples, samples, log_prior=torch.tensor(small.log_prior))
+    for value in (small.value, small.value + 0.1):
         small.write("global", value)
-        assert torch.tensor(small.gradient(inputs, labels)).allclose(flat.grad, atol=1e-5)
+        nn.utils.vector_to_parameters(torch.tensor(value), network.module.parameters())
+        assert small.score("global", None) == pytest.approx(learner.score({}), rel=1e-4)
+        loss = learner.losses(network.module(samples[0]), samples[1]).mean()
+        gradients = torch.autograd.grad(loss, [*network.module.parameters()])
+        expected = nn.utils.parameters_to_vector(gradients)
+        assert torch.tensor(small.gradient(*small.samples)).allclose(expected, atol=1e-5)
 
 
 def test_the_study_is_shown_and_written(study, tmp_path):
