@@ -11,6 +11,7 @@ from .discovery import discover as discover
 from .discovery import discover_or_one_cell as discover_or_one_cell
 from .discovery import norm_layers as norm_layers
 from .errors import ModelError as ModelError
+from .learner import SCORED_SAMPLES as SCORED_SAMPLES
 from .learner import GradientTerm as GradientTerm
 from .learner import IsCorrect as IsCorrect
 from .learner import Learner as Learner

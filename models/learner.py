@@ -342,7 +342,8 @@ class SgdLearner:
         """Return the mean loss with these values in place, on 64 training samples at most; see Scorer.
 
         Every call uses the same samples. They are evenly spaced, so that all classes are among them even if
-        samples are sorted by class.
+        samples are sorted by class. Every class counts equally: else a peer with few samples of a class would
+        not notice values that are bad at it alone.
         """
         inputs, labels = self.samples
         count = len(labels)
@@ -357,7 +358,8 @@ class SgdLearner:
             self.network.module.eval()
             with torch.no_grad():
                 outputs = self.network.module(inputs[chosen])
-                return float(self.losses(outputs, labels[chosen]).mean())
+                losses = self.losses(outputs, labels[chosen])
+                return float(losses @ _class_weights(labels[chosen]).to(losses))
         finally:
             for model, value in own_values.items():
                 self.network.write(model, value)
@@ -564,6 +566,14 @@ def _check_log_prior(peer: str, values: Tensor, loss: Loss, outputs: int | None)
         raise ModelError(
             f"{peer}: all values must be finite; count a class without samples as rare, not as impossible"
         )
+
+
+def _class_weights(labels: Tensor) -> Tensor:
+    """Return a weight for each sample, with which all classes count equally; equal ones for float targets."""
+    if labels.is_floating_point() or labels.ndim > 1:
+        return torch.full((len(labels),), 1.0 / len(labels))
+    _, class_of, counts = labels.unique(return_inverse=True, return_counts=True)
+    return 1.0 / (len(counts) * counts[class_of])
 
 
 def _check_loss(peer: str, loss: Loss, outputs: Tensor, labels: Tensor) -> None:

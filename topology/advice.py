@@ -35,10 +35,11 @@ MAX_EXACT_LINKS = 4000
 
 @dataclass(frozen=True)
 class Bridging:
-    """Links to add. `least` is True if it is known that no smaller set exists."""
+    """Links to add, and what for. `least` is True if it is known that no smaller set exists."""
 
     edges: tuple[Edge, ...]
     least: bool
+    purpose: str = "connect partial models"
 
 
 def bridge(graph: nx.Graph, members: Members, exact: int = MAX_EXACT_LINKS) -> Bridging:

@@ -469,7 +469,8 @@ class Config(SharingSettings, Experiment):
     the graph converges."""
     bridge: bool = False
     """Connect the subgraphs of partial models that the topology leaves in pieces, with the fewest additional
-    links, and print these links."""
+    links, and print these links. With `gossip.mode = "steady"`, add links until every peer has as many
+    neighbours as `gossip.hostile` needs, too."""
     models: list[Model] = []
     """The partial models; without any, peers share nothing and train alone, unless `sharing = "auto"`."""
     dry_run: bool = False

@@ -34,6 +34,7 @@ from ...topology import (
     build,
     build_schedule,
     has_weights,
+    links_to_add,
     parse,
     predict_pace,
     require_connected,
@@ -231,7 +232,7 @@ def describe_bridging(added: Bridging, labels: Mapping[int, str] | None = None) 
     links = name_links(added.edges, labels, limit=len(added.edges))
     count = f"{len(added.edges)} link{'s' * (len(added.edges) != 1)}"
     note = "the fewest possible" if added.least else "perhaps not the fewest: too many to try"
-    return f"bridged: {count} added to connect partial models ({note}): {links}"
+    return f"bridged: {count} added to {added.purpose} ({note}): {links}"
 
 
 def complete_path(spec: Spec, folder: Path) -> Spec:
@@ -273,6 +274,12 @@ def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
         graph, added = _bridge_if_asked(
             build(spec, config.peers, config.seed), models, config.bridge
         )
+        if config.bridge and config.gossip.mode == "steady" and not graph.is_directed():
+            needed = needed_neighbours(config.gossip.hostile)
+            links = links_to_add(graph, models or {"": range(config.peers)}, needed)
+            purpose = f"give every peer {needed} neighbours"
+            added = Bridging((*added.edges, *links), False, purpose) if links else added
+            graph = bridged(graph, added)
         try:
             require_models_connected(graph, models)
         except TopologyError as error:
@@ -403,6 +410,8 @@ def steady_graph(config: Config, models: Members, source: str = "config") -> nx.
     """
     topology = swarm_graph(config, models, source)
     check_steady(config, topology, models, source)
+    if topology is not None:
+        print_graph_notes(topology)
     return nx.complete_graph(config.peers) if topology is None else topology.graph
 
 
@@ -506,7 +515,8 @@ def _check_neighbours(config: Config, graph: nx.Graph, models: Members, source: 
     if hostile == "auto":
         console.warn(
             f"{source}: peers with fewer than {needed} neighbours do not withstand a hostile one among them: "
-            f"{named}; gossamer topology advise --hostile 1 --graph {source} names links to add"
+            f"{named}; gossamer topology advise --hostile 1 --graph {source} names links to add, and "
+            "bridge = true adds them"
         )
         return
     raise ConfigError(

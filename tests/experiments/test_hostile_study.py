@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from cli_kit import runs
+from torch import nn
 
 from gossamer.experiments.papers.hostile import (
     ATTACKS,
@@ -16,9 +18,12 @@ from gossamer.experiments.papers.hostile import (
     graph_of,
     hostile_peers,
     hostile_tables,
+    learners_of,
     run_hostile,
 )
+from gossamer.experiments.results import Record
 from gossamer.experiments.study import Job
+from gossamer.models import SgdLearner, SlicedNetwork, mlp
 
 JOB = Job(Path())
 study = runs("study")
@@ -74,20 +79,83 @@ def test_an_adaptive_attack_sends_what_moves_the_receiver_most():
     assert np.linalg.norm(forge_value("shared noise", scene, 2, 0, None)) == pytest.approx(5.0)
 
 
+def record(attack: str, rule: str, accuracy: float, worst: float, **fields: object) -> Record:
+    told = {"attack": attack, "rule": rule, "accuracy": accuracy, "worst": worst}
+    return {"setting": "digits", "seed": 0, "cut off": 0, **told, **fields}
+
+
 def test_the_table_has_a_row_for_every_attack():
     records = [
-        {"attack": attack, "rule": rule, "setting": "digits", "accuracy": 0.9, "worst": 0.8}
+        record(attack, rule, 0.9, 0.8, seed=seed)
         for attack in (CLEAN, *ATTACKS)
         for rule in ("steady", "push-sum")
-        for _ in range(2)
+        for seed in range(2)
     ]
-    other = {"attack": CLEAN, "rule": "steady", "setting": "MNIST", "accuracy": 0.7, "worst": 0.6}
-    tables = hostile_tables([*records, other])
-    assert tables["elsewhere"].to_numpy().tolist() == [["MNIST", CLEAN, "0.700", "0.600"]]
-    shown = tables["summary"]
+    shown = hostile_tables(records)["summary"]
     assert [*shown["attack"]] == [CLEAN, *ATTACKS]
     assert [*shown.columns] == ["attack", "steady", "steady, worst", "push-sum", "push-sum, worst"]
     assert shown.iloc[0].tolist() == [CLEAN, "0.900", "0.800", "0.900", "0.800"]
+
+
+def test_costs_are_against_the_clean_run_of_the_same_seed_and_setting():
+    tables = hostile_tables(
+        [
+            record(CLEAN, "steady", 0.90, 0.88),
+            record(CLEAN, "steady", 0.80, 0.78, seed=1),
+            record("spam", "steady", 0.88, 0.85),
+            record("spam", "steady", 0.76, 0.71, seed=1),
+            record(CLEAN, "steady", 0.70, 0.60, setting="MNIST"),
+            record("spam", "steady", 0.65, 0.55, setting="MNIST"),
+        ]
+    )
+    rows = [row for row in tables["costs"].to_numpy().tolist() if row[1] == "spam"]
+    assert rows == [
+        ["digits", "spam", "2", "0.820", "0.780", "0.030", "0.010", "0.070", "0.090"],
+        ["MNIST", "spam", "1", "0.650", "0.550", "0.050", "", "0.150", "0.150"],
+    ]
+
+
+def test_bars_are_held_or_not():
+    records = [
+        record(CLEAN, "push-sum", 0.905, 0.9),
+        record(CLEAN, "steady", 0.90, 0.88),
+        record("spam", "steady", 0.88, 0.85, **{"cut off": 1}),
+        record("rejoin", "steady", 0.86, 0.83),
+    ]
+    rows = {row[0]: row[1:] for row in hostile_tables(records)["bars"].to_numpy().tolist()}
+    assert rows["without attack: cost against push-sum"] == ["0.005", "0.010", "yes", "one seed"]
+    cost = rows["digits: mean cost of the worst attack"]
+    assert cost == ["0.040", "0.030", "no", "rejoin"]
+    assert rows["digits: worst peer below the clean mean, any seed"][2] == "yes"
+    assert rows["pairs of honest neighbours cut off, all runs"][2] == "no"
+    assert not any(what.startswith("MNIST") for what in rows), "MNIST was not run"
+
+
+def test_no_honest_neighbour_is_cut_off_by_an_attack():
+    assert (
+        run_hostile(HostileRun("dissensus", "steady", 0, **SMALL | {"rounds": 14}), JOB)["cut off"]
+        == 0
+    )
+
+
+def test_slow_peers_train_less_often():
+    run = run_hostile(HostileRun(CLEAN, "steady", 0, pace=4, **SMALL), JOB)
+    assert 0 < run["slow"] < 1
+
+
+def test_the_small_learner_trains_and_scores_as_one_in_torch():
+    small = learners_of(HostileRun(CLEAN, "steady", 0, alpha=0.5))[0]
+    samples = torch.tensor(small.samples[0]), torch.tensor(small.samples[1])
+    network = SlicedNetwork(mlp("64=32=10", activation="relu"), {"global": "64-32-10"}, seed=0)
+    learner = SgdLearner(network, samples, samples, log_prior=torch.tensor(small.log_prior))
+    for value in (small.value, small.value + 0.1):
+        small.write("global", value)
+        nn.utils.vector_to_parameters(torch.tensor(value), network.module.parameters())
+        assert small.score("global", None) == pytest.approx(learner.score({}), rel=1e-4)
+        loss = learner.losses(network.module(samples[0]), samples[1]).mean()
+        gradients = torch.autograd.grad(loss, [*network.module.parameters()])
+        expected = nn.utils.parameters_to_vector(gradients)
+        assert torch.tensor(small.gradient(*small.samples)).allclose(expected, atol=1e-5)
 
 
 def test_the_study_is_shown_and_written(study, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from gossamer.experiments.arena import Arena, LearningSimulation, Simulation, Steady, Wire
 from gossamer.experiments.config.tables import Config, ConfigError
+from gossamer.experiments.graphs.swarm import steady_graph
 from gossamer.models import ModelError
 
 
@@ -124,6 +125,20 @@ def test_peers_with_few_neighbours_are_named(capsys):
     said = " ".join(capsys.readouterr().err.split())
     assert "fewer than 4 neighbours do not withstand a hostile one among them: 0 (2), 1 (2)" in said
     assert "gossamer topology advise --hostile 1" in said
+
+
+@pytest.mark.parametrize(("hostile", "needed"), [("auto", 4), (2, 5)])
+def test_bridge_adds_links_until_everybody_has_enough_neighbours(capsys, hostile, needed):
+    settings = config(topology="ring", bridge=True, gossip={"hostile": hostile})
+    graph = steady_graph(settings, {"global": range(8)})
+    assert min(degree for _, degree in graph.degree) >= needed
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"links added to give every peer {needed} neighbours" in told
+
+
+def test_bridge_says_if_a_model_has_too_few_peers_for_that():
+    with pytest.raises(ConfigError, match="4 peers cannot have 4 neighbours each"):
+        Simulation.of(config(peers=4, topology="ring", bridge=True))
 
 
 def test_an_arena_needs_a_wire_for_it():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -93,42 +94,66 @@ MESSAGE = st.tuples(
 )
 
 
-@given(st.lists(st.one_of(MESSAGE, st.just("round")), max_size=60), st.integers(1, 2))
+CHURN = st.tuples(st.sampled_from(["leaves", "returns"]), st.sampled_from(["n0", "n1", "n2", "n3"]))
+
+
+@given(
+    st.lists(st.one_of(MESSAGE, MESSAGE, st.just("round"), CHURN), max_size=60), st.integers(1, 2)
+)
 @settings(max_examples=300)
 def test_no_sequence_of_messages_moves_a_peer_further_than_the_bound(events, hostile):
-    """Each message moves x by β·τ at most, and only so many are looked at; no weight appears or is lost."""
-    looked_at: list[str] = []
+    """Whatever members send, and however often they leave and return.
+
+    Each message moves x by β·τ at most, a neighbour is looked at only so often, and no weight appears or is
+    lost.
+    """
+    scored = 0
 
     def score(model: str, value: np.ndarray | None) -> float:
-        looked_at.append(model)
+        nonlocal scored
+        scored += 1
         return 0.0 if value is None else float(np.abs(value).sum())
 
     peer = receiver(hostile=hostile, score=score)
-    rounds = 1
+    rounds, returns = 1, 0
     distances: dict[str, float] = {}
+    looks: Counter[str] = Counter()
+    sessions = {f"n{number}": f"s{number}" for number in range(4)}
     for event in events:
-        if event == "round":
-            end_round(peer)
-            rounds += 1
-            continue
-        sender, sequence, value, weight, session = event
-        before, scored = np.array(peer.value("v")), len(looked_at)
-        message = value_from(sender, sequence, value, weight, session)
-        peer.handle(message, 0.0)
+        before, scored_before = np.array(peer.value("v")), scored
+        match event:
+            case "round":
+                end_round(peer)
+                rounds += 1
+            case "leaves", name:
+                if name in sessions:
+                    peer.peer_gone(name, sessions.pop(name))
+            case "returns", name:
+                returns += 1
+                sessions[name] = f"return {returns}"
+                assert peer.peer_online(name, sessions[name], ["v"])
+            case sender, sequence, value, weight, session:
+                session = session or sessions.get(sender, "gone")
+                message = value_from(sender, sequence, value, weight, session)
+                peer.handle(message, 0.0)
+                if scored > scored_before:
+                    looks[sender] += 1
+                    with np.errstate(over="ignore"):
+                        distances[sender] = float(np.linalg.norm(message.value - before))
         move = float(np.linalg.norm(peer.value("v") - before))
-        if len(looked_at) > scored:
-            with np.errstate(over="ignore"):
-                distances[sender] = float(np.linalg.norm(message.value - before))
-            known = sorted(distances.values(), reverse=True)
+        if scored > scored_before:
+            known = sorted(
+                (distances[name] for name in sessions if name in distances), reverse=True
+            )
             tau = known[2 * hostile] if len(known) > 2 * hostile else known[-1]
-            assert move <= tau / 5 * (1 + 1e-9)
+            assert move <= tau / (len(sessions) + 1) * (1 + 1e-9)
         else:
             assert move == 0
         assert np.isfinite(peer.value("v")).all()
         account = peer.account("v")
         assert (account.held, account.open, account.injected) == (ONE, 0, ONE)
-    # The own value and the received one are scored, so two calls for each value that is looked at.
-    assert len(looked_at) / 2 <= 4 * (MAX_ALLOWANCE + RATE * rounds)
+    assert all(count <= MAX_ALLOWANCE + RATE * rounds for count in looks.values())
+    assert "stranger" not in looks
 
 
 def test_one_far_value_among_honest_ones_moves_little():
