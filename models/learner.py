@@ -234,7 +234,13 @@ class SgdLearner:
         self.right, self.metrics = right, find_metrics(metrics)
         # A single output predicts class 1 above this value: a logit above 0, a probability above one half.
         self.threshold = 0.0 if self.loss is cross_entropy else 0.5
-        parameters = list(network.module.parameters())
+        parameters = list(network.parameters.values())
+        if not any(parameter.requires_grad for parameter in parameters):
+            raise ModelError(
+                f"peer {network.peer!r}: all parameters of the network are frozen (requires_grad=False), so "
+                "gradient descent trains nothing; leave those to train unfrozen"
+            )
+        self._frozen_digest = network.frozen_digest()
         self.optimizer = optimizer(parameters) if optimizer else Sgd(parameters, float(rate))
         self.generator = torch.Generator().manual_seed(seed)
         self.order = torch.empty(0, dtype=torch.int64)
@@ -302,7 +308,7 @@ class SgdLearner:
         """
         if not len(self.samples[1]):
             return Metrics()
-        self.network.module.train()
+        self.network.set_training()
         loss, correct, remaining = 0.0, 0.0, steps * self.local_samples
         while remaining:
             # A batch never spans two learner steps, because peers average between them.
@@ -393,12 +399,22 @@ class SgdLearner:
             "order": self.order.clone(),
             "generator": self.generator.get_state(),
         }
+        if frozen := self._frozen_digest:
+            state["frozen"] = frozen
         if buffers := self.network.own_buffers():
             state["buffers"] = {name: value.clone() for name, value in buffers.items()}
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore what `state` returned.
+
+        Raises ModelError if the network has other frozen parameters than the one whose state it is.
+        """
+        if state.get("frozen", "") != self._frozen_digest:
+            raise ModelError(
+                f"peer {self.network.peer!r}: the network's frozen parameters are not those that it was "
+                "trained with: load the same values into them as before, or begin without the saved state"
+            )
         self.optimizer.load_state_dict(state["optimizer"])
         self.order = state["order"].clone()
         if len(self.order) and int(self.order.max()) >= len(self.samples[1]):
@@ -610,7 +626,7 @@ def adding_to_gradient(learner: SgdLearner, term: GradientTerm) -> Iterator[None
     @torch.no_grad()
     def add_terms() -> None:
         terms = network.slicing.anatomy.views(term(network.flat))
-        for name, parameter in network.module.named_parameters():
+        for name, parameter in network.parameters.items():
             gradient, summand = parameter.grad, terms[name]
             parameter.grad = summand.clone() if gradient is None else gradient + summand
 

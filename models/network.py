@@ -5,6 +5,7 @@ A sliced network wraps a torch module and replaces the memory of its parameters 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .anatomy import Anatomy, Buffers
-from .discovery import BATCH_NORMS, discover_or_one_cell, named_tensors
+from .discovery import BATCH_NORMS, discover_or_one_cell, frozen_norms, named_tensors
 from .errors import ModelError
 from .slicing import ModelGraph, SliceSpec, Slicing, Start, starting_values
 
@@ -41,7 +42,10 @@ class SlicedNetwork:
     module
         Its anatomy (which cells it has) is found without help if it is a chain of Linear layers. Other
         modules are traced with `example`, or have a method `anatomy()`. A module that cannot be traced can
-        still be shared as a whole (`{"all": 1.0}`) or not at all (`{}`).
+        still be shared as a whole (`{"all": 1.0}`), by layers (`{"all": {"*": 1, "head": 0}}`) or not at all
+        (`{}`). Parameters that are frozen
+        (`requires_grad=False`) before it is wrapped belong to no partial model and are not in the flat
+        tensor: they keep their values, and are neither averaged nor sent. Give all peers the same ones.
     slices
         The cells of every partial model that the peer has: see `Slicing`.
     graph
@@ -106,6 +110,7 @@ class SlicedNetwork:
         anatomy = anatomy.with_buffers(buffers)
         rest_model = rest.replace("{peer}", peer) if rest is not None else None
         self.slicing = Slicing(anatomy, slices, graph=graph, rest=rest_model, cross=cross)
+        self._refuse_unlisted()
         self.flat = torch.cat([value.detach().reshape(-1) for value in self._tensors()])
         self.rebind(self.flat)
         if module not in _MODULES_WITH_HOOK:  # a module may be wrapped more than once
@@ -209,6 +214,34 @@ class SlicedNetwork:
         views = self.slicing.anatomy.views(flat).values()
         for value, view in zip(self._tensors(), views, strict=True):
             value.data = view
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters in the flat tensor, by name and in its order: all but frozen ones."""
+        in_flat = self.slicing.anatomy.spans
+        return {name: value for name, value in self.module.named_parameters() if name in in_flat}
+
+    @property
+    def frozen(self) -> dict[str, nn.Parameter]:
+        """The parameters that are not in the flat tensor, by name: nobody trains or averages them."""
+        in_flat = self.slicing.anatomy.spans
+        named = self.module.named_parameters()
+        return {name: value for name, value in named if name not in in_flat}
+
+    def frozen_digest(self) -> str:
+        """Return a hash of the frozen parameters' values; empty if there are none."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, value in (frozen := self.frozen).items():
+            digest.update(name.encode())
+            digest.update(value.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest() if frozen else ""
+
+    def set_training(self) -> None:
+        """Put the module into training mode, except frozen batch norm layers, which keep their statistics."""
+        self.module.train()
+        if self.slicing.anatomy.frozen:
+            for norm in frozen_norms(self.module).values():
+                norm.eval()
 
     def own_buffers(self) -> dict[str, Tensor]:
         """Return the buffers that are not in the flat tensor: counters, and statistics not averaged."""
@@ -327,6 +360,15 @@ class SlicedNetwork:
             return layer_of_part[parts[0]], 0 if is_weight else 1
 
         return sorted(names, key=sort_key)
+
+    def _refuse_unlisted(self) -> None:
+        """Raise, naming it, if a parameter is trained that the anatomy does not have."""
+        if unlisted := [name for name, value in self.frozen.items() if value.requires_grad]:
+            raise ModelError(
+                f"peer {self.peer!r}: parameter {unlisted[0]!r} is trained, but the network's anatomy does "
+                "not have it: freeze the same parameters (requires_grad=False) as in the module that was "
+                "traced, or trace this one"
+            )
 
     def _tensors(self) -> list[Tensor]:
         """Return the module's tensors that make up the flat tensor, in order."""

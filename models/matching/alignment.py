@@ -213,7 +213,7 @@ def permute_optimizer(
     Every tensor that has the shape of its parameter is permuted; other state stays. Call it together with
     `alignment.apply(network)`, before the next optimizer step.
     """
-    for name, parameter in network.module.named_parameters():
+    for name, parameter in network.parameters.items():
         span = network.slicing.anatomy.spans[name]
         # An alignment moves values inside a parameter, never from one parameter to another.
         order = torch.from_numpy(alignment.order[span] - span.start).to(parameter.device)
