@@ -143,7 +143,8 @@ class SgdLearner:
     network
         The peer's sliced network.
     train, test
-        Inputs [n, …] and integer labels [n]; with your own loss function also float targets [n, …]. A peer
+        Inputs [n, …] and integer labels [n]; with your own loss function also float targets [n, …]. They are
+        moved to the network's device. A peer
         without training samples does not train, but still averages; without test samples its accuracy is
         NaN, and means over peers leave it out.
     local_samples
@@ -216,6 +217,7 @@ class SgdLearner:
                 f"peer {network.peer!r}: {len(train[0])} training inputs with {len(train[1])} labels; "
                 "give one label for each input"
             )
+        train, test = self._on_device(network, train), self._on_device(network, test)
         if isinstance(optimizer, str) or (optimizer is not None and not callable(optimizer)):
             raise ModelError(
                 f"optimizer {optimizer!r}: give a function of the parameters, as in "
@@ -262,6 +264,14 @@ class SgdLearner:
             values = values.detach().to(self.network.flat)
         self._log_prior = values
 
+    @staticmethod
+    def _on_device(network: SlicedNetwork, samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return samples on the network's device; anything but tensors as it is, for `_check` to refuse."""
+        if not all(isinstance(each, Tensor) for each in samples):
+            return samples
+        inputs, labels = samples
+        return inputs.to(network.flat.device), labels.to(network.flat.device)
+
     def _check(self, network: SlicedNetwork, purpose: str, inputs: Tensor, labels: Tensor) -> None:
         """Raise ModelError for samples that do not fit the network and the loss."""
         custom_loss = None if self.loss in LOSSES.values() else self.loss
@@ -276,6 +286,7 @@ class SgdLearner:
         for samples that do not fit the network or the samples it has.
         """
         dtype = self.network.flat.dtype
+        inputs, labels = self._on_device(self.network, (inputs, labels))
         inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
         labels = labels.to(dtype if labels.is_floating_point() else torch.int64)
         self._check(self.network, "new", inputs, labels)
@@ -443,7 +454,7 @@ class SgdLearner:
         if self.right is not None:
             return self.right(outputs, labels)
         if labels.is_floating_point():
-            return torch.full((len(labels),), nan)
+            return torch.full((len(labels),), nan, device=labels.device)
         if outputs.shape[1] == 1:
             return (outputs[:, 0] > self.threshold) == (labels > 0)
         return outputs.argmax(dim=1) == labels

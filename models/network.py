@@ -28,6 +28,25 @@ LAYER_ORDER = "layer_order"
 """The key, in the metadata of a saved network, of its tensors' names in the order in which layers run."""
 
 
+def find_device(name: str | torch.device) -> torch.device:
+    """Return the torch device of a name; raise, naming those that are there, if this machine has none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    available = ["cpu"]
+    for kind in (torch.cuda, torch.xpu, torch.mps):
+        available += [f"{kind.__name__.split('.')[-1]}:{i}" for i in range(kind.device_count())]
+    if device is not None:
+        usual = device if device.type == "cpu" else torch.device(device.type, device.index or 0)
+        if str(usual).removesuffix(":0") in [each.removesuffix(":0") for each in available]:
+            return device
+    raise ModelError(
+        f"device {str(name)!r}: torch {torch.__version__} finds no such device on this machine; there is "
+        f"{', '.join(available)}: name one of these, or install a torch that supports yours"
+    )
+
+
 class SlicedNetwork:
     """Wraps a module so that the values of a partial model can be read and written as one vector.
 
@@ -118,9 +137,9 @@ class SlicedNetwork:
             _MODULES_WITH_HOOK.add(module)
         self._locate_models()
         if seed is not None:
-            current = self.flat.double().cpu().numpy()
+            current = self.flat.cpu().double().numpy()  # a device may have no float64
             values = starting_values(self.slicing, current, seed=seed, peer=peer, start=start)
-            self.flat.copy_(torch.from_numpy(values))
+            self.flat.copy_(torch.from_numpy(values).to(self.flat.dtype))
 
     def _locate_models(self) -> None:
         """Find the coordinates of every averaged model: a slice if they are contiguous, else a tensor."""
@@ -192,7 +211,7 @@ class SlicedNetwork:
     def write(self, model: str, values: Tensor | np.ndarray) -> None:
         """Replace the values that `model` averages, given in the order of `read`."""
         coordinates = self._coordinates_of(model)
-        values = torch.as_tensor(values)
+        values = torch.as_tensor(values).to(self.flat.dtype).to(self.flat.device)
         count = (
             coordinates.stop - coordinates.start
             if isinstance(coordinates, slice)
@@ -204,9 +223,9 @@ class SlicedNetwork:
                 f"shape {tuple(values.shape)}"
             )
         if isinstance(coordinates, slice):
-            self.flat[coordinates] = values.to(self.flat)
+            self.flat[coordinates] = values
         else:
-            self.flat.scatter_(0, coordinates, values.to(self.flat))
+            self.flat.scatter_(0, coordinates, values)
 
     def rebind(self, flat: Tensor) -> None:
         """Make the module's tensors views of `flat`, into which the caller has copied their values."""
@@ -458,11 +477,11 @@ def average(networks: Sequence[SlicedNetwork], weights: Sequence[float] | None =
             values.append(networks[index].read(model))
             networks[index].check_finite(model, values[-1])
         # Computed as first + mean difference from the first, so that the mean of equal values is exact.
-        first_values = values[0].double()
+        first_values = values[0].cpu().double()
         total_weight = sum(weights[index] for index in members)
         difference = torch.zeros_like(first_values)
         for index, value in zip(members[1:], values[1:], strict=True):
-            difference += (weights[index] / total_weight) * (value.double() - first_values)
+            difference += (weights[index] / total_weight) * (value.cpu().double() - first_values)
         mean = first_values + difference
         for index in members:
             networks[index].write(model, mean)

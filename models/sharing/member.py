@@ -594,7 +594,7 @@ class _OutputCopy:
     def write(self, row: np.ndarray) -> None:
         """Write the layer's values to their coordinates of a flat vector."""
         for name, value in self._values.items():
-            row[self._spans[name]] = value.detach().numpy().ravel()
+            row[self._spans[name]] = value.detach().cpu().numpy().ravel()
 
     @torch.no_grad()
     def _features(self, inputs: Tensor) -> Tensor:
