@@ -34,6 +34,7 @@ from ..models import (
     SlicedNetwork,
     SliceSpec,
     Start,
+    find_device,
     find_metrics,
     log_priors,
     mlp,
@@ -252,6 +253,12 @@ class Swarm:
                 module = mlp(layout, activation=table.activation, output=table.output)
                 # Checked before slices are made: their errors would not name the layout as the cause.
                 self._check_fit(Layout.network(layout).cells)
+        with self._error_context("training.device"):
+            module = module.to(device=find_device(training.device))
+        with self._error_context("training.dtype"):
+            if training.dtype == "float64" and training.device.startswith("mps"):
+                raise ModelError("mps has no float64; write float32, or another device")
+            module = module.to(dtype=getattr(torch, training.dtype))
         network = self._network(index, module)
         if file := trained_file(config, self.source, index):
             with self._error_context("network.trained", f"peer {index}: "):
@@ -330,6 +337,10 @@ class Swarm:
             if getattr(config.training, key):
                 text = "the associative network does not learn by gradients; leave the key out"
                 raise self._error(f"training.{key}", text)
+        for key in ("device", "dtype"):
+            if getattr(config.training, key) != Training.model_fields[key].default:
+                text = "the associative network runs on the cpu in float32; leave the key out"
+                raise self._error(f"training.{key}", text)
         if config.training.prior != "none":
             text = "the associative network has no classes; leave the key out"
             raise self._error("training.prior", text)
@@ -371,13 +382,17 @@ class Swarm:
     def _inputs(self, samples: Samples) -> torch.Tensor:
         """Return the network's inputs: flat features for a perceptron, else samples in their own shape."""
         network = self._named_network
-        return samples.flat() if network is None else network.inputs(samples)
+        inputs = samples.flat() if network is None else network.inputs(samples)
+        dtype = getattr(torch, self.config.training.dtype)
+        return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
     def _test_data(self, test: Samples, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
         """Return test inputs and the task's labels; peers with the same samples and task share one copy."""
         key = (id(test), task)
         if key not in self._test_tensors:
-            self._test_tensors[key] = self._inputs(test), task.apply(test.y)
+            device = torch.device(self.config.training.device)
+            inputs, labels = self._inputs(test), task.apply(test.y)
+            self._test_tensors[key] = inputs.to(device), labels.to(device)
         return self._test_tensors[key]
 
     def _network_key(self) -> str:

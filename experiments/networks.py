@@ -111,8 +111,12 @@ class NamedNetwork:
         _check_outputs(name, module, example)
 
     def make(self) -> nn.Module:
-        """Return a new module."""
-        return make_module(self._name, self._function, self._shape, self._classes, self._options)
+        """Return a new module. Its random numbers are the same each time, so peers freeze equal values."""
+        with torch.random.fork_rng([]):
+            torch.default_generator.manual_seed(0)
+            return make_module(
+                self._name, self._function, self._shape, self._classes, self._options
+            )
 
     def inputs(self, samples: Samples) -> Tensor:
         """Return the network's inputs: samples in their own shape, except that `cnn1d` needs time last."""

@@ -39,6 +39,7 @@ from .network import SlicedNetwork as SlicedNetwork
 from .network import average as average
 from .network import check_schema as check_schema
 from .network import check_weights as check_weights
+from .network import find_device as find_device
 from .network import networks_by_model as networks_by_model
 from .network import permute as permute
 from .networks import NETWORKS as NETWORKS

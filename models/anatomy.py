@@ -68,19 +68,22 @@ class ParameterMap:
 
 @dataclass(frozen=True, eq=False)
 class Anatomy:
-    """The parts of a network in order, and every parameter in the order of `module.named_parameters()`.
+    """The parts of a network in order, and its parameters in the order of `module.named_parameters()`.
 
     buffers
         Buffers with a value per cell (the statistics of batch norm), described like parameters.
     ends
         Names of the input and output parts of the network, whose cells are not interchangeable; by
-        default the first and the last part.
+        default the first and the last part. Parts with cells of frozen parameters belong to them too.
+    frozen
+        Names of the module's parameters that no peer trains, and that are left out: see `without`.
     """
 
     parts: tuple[Part, ...]
     parameters: tuple[ParameterMap, ...]
     buffers: tuple[ParameterMap, ...] = ()
     ends: frozenset[str] | None = None
+    frozen: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if duplicates := [name for name in self.names if self.names.count(name) > 1]:
@@ -163,6 +166,50 @@ class Anatomy:
             for axis in parameter.axes:
                 digest.update(b"-" if axis is None else np.ascontiguousarray(axis).tobytes())
         return digest.digest()
+
+    def without(self, frozen: Collection[str]) -> Anatomy:
+        """Return the anatomy without frozen tensors, and without parts that no other tensor has cells of.
+
+        A part that a frozen tensor has cells of cannot be permuted without it: it becomes one of `ends`.
+        """
+        tensors = (*self.parameters, *self.buffers)
+        cells = int(self.first_cells[-1])
+        is_used, is_fixed = np.zeros((2, cells), dtype=bool)
+        for tensor in tensors:
+            marked = is_fixed if tensor.name in frozen else is_used
+            for axis in tensor.axes:
+                if axis is not None:
+                    marked[axis] = True
+            for cell in (tensor.cell, tensor.extra_cell):
+                if cell is not None:
+                    marked[cell] = True
+        ranges = [slice(*pair) for pair in itertools.pairwise(self.first_cells.tolist())]
+        kept = [
+            (part, of_part)
+            for part, of_part in zip(self.parts, ranges, strict=True)
+            if is_used[of_part].any()
+        ]
+        new_number = np.full(cells, -1, dtype=np.int64)
+        new_number[[cell for _, r in kept for cell in range(r.start, r.stop)]] = np.arange(
+            sum(part.cells for part, _ in kept)
+        )
+
+        def renumbered(tensor: ParameterMap) -> ParameterMap:
+            axes = tuple(None if axis is None else new_number[axis] for axis in tensor.axes)
+            cell, extra = (
+                None if number is None else int(new_number[number])
+                for number in (tensor.cell, tensor.extra_cell)
+            )
+            return replace(tensor, axes=axes, cell=cell, extra_cell=extra)
+
+        ends = self.ends or ()
+        return Anatomy(
+            tuple(part for part, _ in kept),
+            tuple(renumbered(each) for each in self.parameters if each.name not in frozen),
+            tuple(renumbered(each) for each in self.buffers if each.name not in frozen),
+            frozenset(part.name for part, r in kept if part.name in ends or is_fixed[r].any()),
+            frozenset(each.name for each in self.parameters if each.name in frozen),
+        )
 
     def with_buffers(self, treatment: Buffers) -> Anatomy:
         """Return the anatomy for a treatment of batch norm's statistics: see `buffers` of SlicedNetwork."""

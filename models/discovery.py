@@ -4,6 +4,9 @@ The parts of a chain of Linear layers follow from the module itself. Any other m
 example input (parts.py), unless it has a method `anatomy()` that returns its anatomy. A network that is
 shared as a whole, or not at all, needs no parts. The result of a trace is checked numerically: permuting the
 cells of a part must not change the network's outputs.
+
+Parameters with `requires_grad=False` are frozen: no peer trains them, so they are in no anatomy, and parts of
+which only they have cells are none. The anatomy of an `anatomy()` method lists what its author wants shared.
 """
 
 from __future__ import annotations
@@ -56,7 +59,9 @@ def discover(
     A cell is a channel; a hidden unit of LSTM, GRU and RNN; a head of attention. Channels that must stay in
     groups (grouped convolutions, group norm) are one cell per group. Axes whose entries are not
     interchangeable (kernels, positions, vocabularies) have no cells. A parameter without any cell (a
-    temperature) becomes a part of one cell.
+    temperature) becomes a part of one cell. Frozen parameters (`requires_grad=False`) and the statistics of
+    frozen norm layers are left out; if all parameters are frozen, so that they are learned without gradients,
+    none is.
 
     example
         An input, a batch of any size; its values hardly matter. Modules other than chains of Linear layers
@@ -99,15 +104,41 @@ def discover(
                 check_by_permutation(module, anatomy, inputs, dims)
         else:
             try_example(module, example)
-    in_module = {name: tuple(value.shape) for name, value in module.named_parameters()}
     in_anatomy = {parameter.name: parameter.shape for parameter in anatomy.parameters}
+    in_module = {
+        name: tuple(value.shape)
+        for name, value in module.named_parameters()
+        if name in in_anatomy or value.requires_grad  # an anatomy() may leave frozen ones out
+    }
     if list(in_module.items()) != list(in_anatomy.items()):
         missing = sorted(set(in_module) - set(in_anatomy)) or sorted(in_module)
         raise ModelError(
             f"the anatomy of {type(module).__name__} must list its parameters in the order and with the "
             f"shapes of named_parameters(); look at {missing[0]!r}"
         )
-    return anatomy
+    return anatomy if callable(anatomy_method) else _without_frozen(module, anatomy)
+
+
+def _without_frozen(module: nn.Module, anatomy: Anatomy) -> Anatomy:
+    """Return the anatomy without frozen parameters; as it is if none is frozen, or if all are."""
+    parameters = dict(module.named_parameters())
+    frozen = {name for name, value in parameters.items() if not value.requires_grad}
+    if not frozen or len(frozen) == len(parameters):
+        return anatomy
+    for norm in frozen_norms(module):
+        frozen |= {f"{norm}.{name}".lstrip(".") for name in _STATISTICS}
+    return anatomy.without(frozen)
+
+
+def frozen_norms(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the batch norm layers, by name, that have gains or biases, all of them frozen."""
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, BATCH_NORMS)
+        and any(True for _ in layer.parameters())
+        and not any(value.requires_grad for value in layer.parameters())
+    }
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -235,15 +266,23 @@ def is_whole(spec: object) -> bool:
     return is_share(spec) and (spec == 1 or spec == {"*": 1})
 
 
+def _is_whole_layers(spec: object) -> bool:
+    """Return whether a slice is described as whole layers: by shares of 0 and 1, with a name or a glob."""
+    if not isinstance(spec, Mapping) or not is_share(spec):
+        return False
+    return set(spec.values()) <= {0, 1} and any(name != "*" for name in spec)
+
+
 def discover_or_one_cell(
     slices: Iterable[object],
     module: nn.Module,
     example: Tensor | tuple[Tensor, ...] | None = None,
     **options: Any,
 ) -> Anatomy:
-    """Return the anatomy that `discover` finds; if it finds none, treat the network as one cell if possible.
+    """Return the anatomy that `discover` finds; if it finds none, take network or layers for one cell.
 
-    That is possible if every slice is the whole network, or if there are no slices.
+    The network is one cell if every slice is the whole network, or if there are no slices. Each layer is one
+    if every slice is the whole network or whole layers, given by name: `{"*": 1, "head": 0}`.
 
     slices: the descriptions of the slices. options: those of `discover`.
     """
@@ -257,24 +296,37 @@ def discover_or_one_cell(
             or options.get("channels") is not None
             or callable(getattr(module, "anatomy", None))
         )
-        if is_described or not all(map(is_whole, slices)):
+        specs = list(slices)
+        if is_described or not all(is_whole(spec) or _is_whole_layers(spec) for spec in specs):
             raise
         if example is not None:
             try_example(module, example)  # an example that does not fit is an error in any case
-        return _one_cell(module)
+        layers = any(map(_is_whole_layers, specs))
+        return _without_frozen(module, _untraced(module, layers=layers))
 
 
-def _one_cell(module: nn.Module) -> Anatomy:
-    """Return an anatomy of one part with one cell, to which all parameters and batch statistics belong."""
-    parameters = [in_one_cell(name, value) for name, value in module.named_parameters()]
+def _untraced(module: nn.Module, *, layers: bool) -> Anatomy:
+    """Return an anatomy of one part with one cell, to which all parameters and batch statistics belong.
+
+    layers: whether each layer that has parameters of its own is such a part instead.
+    """
+    cell_of: dict[str, int] = {}
+
+    def in_part(name: str, value: Tensor) -> ParameterMap:
+        layer = (name.rpartition(".")[0] or "layer") if layers else "whole"
+        return in_one_cell(name, value, cell_of.setdefault(layer, len(cell_of)))
+
+    parameters = [in_part(name, value) for name, value in module.named_parameters()]
     if not parameters:
         raise ModelError(f"{type(module).__name__} has no parameters, so there is nothing to share")
     statistics = [
-        in_one_cell(name, value)
+        in_part(name, value)
         for name, value in module.named_buffers()
         if name.rpartition(".")[2] in _STATISTICS and value.ndim
     ]
-    return Anatomy((Part("whole", 1),), tuple(parameters), tuple(statistics))
+    parts = tuple(Part(name, 1) for name in cell_of)
+    ends = frozenset[str]() if layers else None
+    return Anatomy(parts, tuple(parameters), tuple(statistics), ends)
 
 
 def in_one_cell(name: str, value: Tensor, cell: int = 0) -> ParameterMap:

@@ -143,7 +143,8 @@ class SgdLearner:
     network
         The peer's sliced network.
     train, test
-        Inputs [n, …] and integer labels [n]; with your own loss function also float targets [n, …]. A peer
+        Inputs [n, …] and integer labels [n]; with your own loss function also float targets [n, …]. They are
+        moved to the network's device. A peer
         without training samples does not train, but still averages; without test samples its accuracy is
         NaN, and means over peers leave it out.
     local_samples
@@ -216,6 +217,7 @@ class SgdLearner:
                 f"peer {network.peer!r}: {len(train[0])} training inputs with {len(train[1])} labels; "
                 "give one label for each input"
             )
+        train, test = self._on_device(network, train), self._on_device(network, test)
         if isinstance(optimizer, str) or (optimizer is not None and not callable(optimizer)):
             raise ModelError(
                 f"optimizer {optimizer!r}: give a function of the parameters, as in "
@@ -234,7 +236,13 @@ class SgdLearner:
         self.right, self.metrics = right, find_metrics(metrics)
         # A single output predicts class 1 above this value: a logit above 0, a probability above one half.
         self.threshold = 0.0 if self.loss is cross_entropy else 0.5
-        parameters = list(network.module.parameters())
+        parameters = list(network.parameters.values())
+        if not any(parameter.requires_grad for parameter in parameters):
+            raise ModelError(
+                f"peer {network.peer!r}: all parameters of the network are frozen (requires_grad=False), so "
+                "gradient descent trains nothing; leave those to train unfrozen"
+            )
+        self._frozen_digest = network.frozen_digest()
         self.optimizer = optimizer(parameters) if optimizer else Sgd(parameters, float(rate))
         self.generator = torch.Generator().manual_seed(seed)
         self.order = torch.empty(0, dtype=torch.int64)
@@ -256,6 +264,14 @@ class SgdLearner:
             values = values.detach().to(self.network.flat)
         self._log_prior = values
 
+    @staticmethod
+    def _on_device(network: SlicedNetwork, samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return samples on the network's device; anything but tensors as it is, for `_check` to refuse."""
+        if not all(isinstance(each, Tensor) for each in samples):
+            return samples
+        inputs, labels = samples
+        return inputs.to(network.flat.device), labels.to(network.flat.device)
+
     def _check(self, network: SlicedNetwork, purpose: str, inputs: Tensor, labels: Tensor) -> None:
         """Raise ModelError for samples that do not fit the network and the loss."""
         custom_loss = None if self.loss in LOSSES.values() else self.loss
@@ -270,6 +286,7 @@ class SgdLearner:
         for samples that do not fit the network or the samples it has.
         """
         dtype = self.network.flat.dtype
+        inputs, labels = self._on_device(self.network, (inputs, labels))
         inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
         labels = labels.to(dtype if labels.is_floating_point() else torch.int64)
         self._check(self.network, "new", inputs, labels)
@@ -302,7 +319,7 @@ class SgdLearner:
         """
         if not len(self.samples[1]):
             return Metrics()
-        self.network.module.train()
+        self.network.set_training()
         loss, correct, remaining = 0.0, 0.0, steps * self.local_samples
         while remaining:
             # A batch never spans two learner steps, because peers average between them.
@@ -395,12 +412,22 @@ class SgdLearner:
             "order": self.order.clone(),
             "generator": self.generator.get_state(),
         }
+        if frozen := self._frozen_digest:
+            state["frozen"] = frozen
         if buffers := self.network.own_buffers():
             state["buffers"] = {name: value.clone() for name, value in buffers.items()}
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore what `state` returned.
+
+        Raises ModelError if the network has other frozen parameters than the one whose state it is.
+        """
+        if state.get("frozen", "") != self._frozen_digest:
+            raise ModelError(
+                f"peer {self.network.peer!r}: the network's frozen parameters are not those that it was "
+                "trained with: load the same values into them as before, or begin without the saved state"
+            )
         self.optimizer.load_state_dict(state["optimizer"])
         self.order = state["order"].clone()
         if len(self.order) and int(self.order.max()) >= len(self.samples[1]):
@@ -429,7 +456,7 @@ class SgdLearner:
         if self.right is not None:
             return self.right(outputs, labels)
         if labels.is_floating_point():
-            return torch.full((len(labels),), nan)
+            return torch.full((len(labels),), nan, device=labels.device)
         if outputs.shape[1] == 1:
             return (outputs[:, 0] > self.threshold) == (labels > 0)
         return outputs.argmax(dim=1) == labels
@@ -620,7 +647,7 @@ def adding_to_gradient(learner: SgdLearner, term: GradientTerm) -> Iterator[None
     @torch.no_grad()
     def add_terms() -> None:
         terms = network.slicing.anatomy.views(term(network.flat))
-        for name, parameter in network.module.named_parameters():
+        for name, parameter in network.parameters.items():
             gradient, summand = parameter.grad, terms[name]
             parameter.grad = summand.clone() if gradient is None else gradient + summand
 

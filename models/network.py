@@ -5,6 +5,7 @@ A sliced network wraps a torch module and replaces the memory of its parameters 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -19,12 +20,31 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from .anatomy import Anatomy, Buffers
-from .discovery import BATCH_NORMS, discover_or_one_cell, named_tensors
+from .discovery import BATCH_NORMS, discover_or_one_cell, frozen_norms, named_tensors
 from .errors import ModelError
 from .slicing import ModelGraph, SliceSpec, Slicing, Start, starting_values
 
 LAYER_ORDER = "layer_order"
 """The key, in the metadata of a saved network, of its tensors' names in the order in which layers run."""
+
+
+def find_device(name: str | torch.device) -> torch.device:
+    """Return the torch device of a name; raise, naming those that are there, if this machine has none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    available = ["cpu"]
+    for kind in (torch.cuda, torch.xpu, torch.mps):
+        available += [f"{kind.__name__.split('.')[-1]}:{i}" for i in range(kind.device_count())]
+    if device is not None:
+        usual = device if device.type == "cpu" else torch.device(device.type, device.index or 0)
+        if str(usual).removesuffix(":0") in [each.removesuffix(":0") for each in available]:
+            return device
+    raise ModelError(
+        f"device {str(name)!r}: torch {torch.__version__} finds no such device on this machine; there is "
+        f"{', '.join(available)}: name one of these, or install a torch that supports yours"
+    )
 
 
 class SlicedNetwork:
@@ -41,7 +61,10 @@ class SlicedNetwork:
     module
         Its anatomy (which cells it has) is found without help if it is a chain of Linear layers. Other
         modules are traced with `example`, or have a method `anatomy()`. A module that cannot be traced can
-        still be shared as a whole (`{"all": 1.0}`) or not at all (`{}`).
+        still be shared as a whole (`{"all": 1.0}`), by layers (`{"all": {"*": 1, "head": 0}}`) or not at all
+        (`{}`). Parameters that are frozen
+        (`requires_grad=False`) before it is wrapped belong to no partial model and are not in the flat
+        tensor: they keep their values, and are neither averaged nor sent. Give all peers the same ones.
     slices
         The cells of every partial model that the peer has: see `Slicing`.
     graph
@@ -106,6 +129,7 @@ class SlicedNetwork:
         anatomy = anatomy.with_buffers(buffers)
         rest_model = rest.replace("{peer}", peer) if rest is not None else None
         self.slicing = Slicing(anatomy, slices, graph=graph, rest=rest_model, cross=cross)
+        self._refuse_unlisted()
         self.flat = torch.cat([value.detach().reshape(-1) for value in self._tensors()])
         self.rebind(self.flat)
         if module not in _MODULES_WITH_HOOK:  # a module may be wrapped more than once
@@ -113,9 +137,9 @@ class SlicedNetwork:
             _MODULES_WITH_HOOK.add(module)
         self._locate_models()
         if seed is not None:
-            current = self.flat.double().cpu().numpy()
+            current = self.flat.cpu().double().numpy()  # a device may have no float64
             values = starting_values(self.slicing, current, seed=seed, peer=peer, start=start)
-            self.flat.copy_(torch.from_numpy(values))
+            self.flat.copy_(torch.from_numpy(values).to(self.flat.dtype))
 
     def _locate_models(self) -> None:
         """Find the coordinates of every averaged model: a slice if they are contiguous, else a tensor."""
@@ -187,7 +211,7 @@ class SlicedNetwork:
     def write(self, model: str, values: Tensor | np.ndarray) -> None:
         """Replace the values that `model` averages, given in the order of `read`."""
         coordinates = self._coordinates_of(model)
-        values = torch.as_tensor(values)
+        values = torch.as_tensor(values).to(self.flat.dtype).to(self.flat.device)
         count = (
             coordinates.stop - coordinates.start
             if isinstance(coordinates, slice)
@@ -199,9 +223,9 @@ class SlicedNetwork:
                 f"shape {tuple(values.shape)}"
             )
         if isinstance(coordinates, slice):
-            self.flat[coordinates] = values.to(self.flat)
+            self.flat[coordinates] = values
         else:
-            self.flat.scatter_(0, coordinates, values.to(self.flat))
+            self.flat.scatter_(0, coordinates, values)
 
     def rebind(self, flat: Tensor) -> None:
         """Make the module's tensors views of `flat`, into which the caller has copied their values."""
@@ -209,6 +233,34 @@ class SlicedNetwork:
         views = self.slicing.anatomy.views(flat).values()
         for value, view in zip(self._tensors(), views, strict=True):
             value.data = view
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters in the flat tensor, by name and in its order: all but frozen ones."""
+        in_flat = self.slicing.anatomy.spans
+        return {name: value for name, value in self.module.named_parameters() if name in in_flat}
+
+    @property
+    def frozen(self) -> dict[str, nn.Parameter]:
+        """The parameters that are not in the flat tensor, by name: nobody trains or averages them."""
+        in_flat = self.slicing.anatomy.spans
+        named = self.module.named_parameters()
+        return {name: value for name, value in named if name not in in_flat}
+
+    def frozen_digest(self) -> str:
+        """Return a hash of the frozen parameters' values; empty if there are none."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, value in (frozen := self.frozen).items():
+            digest.update(name.encode())
+            digest.update(value.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest() if frozen else ""
+
+    def set_training(self) -> None:
+        """Put the module into training mode, except frozen batch norm layers, which keep their statistics."""
+        self.module.train()
+        if self.slicing.anatomy.frozen:
+            for norm in frozen_norms(self.module).values():
+                norm.eval()
 
     def own_buffers(self) -> dict[str, Tensor]:
         """Return the buffers that are not in the flat tensor: counters, and statistics not averaged."""
@@ -328,6 +380,15 @@ class SlicedNetwork:
 
         return sorted(names, key=sort_key)
 
+    def _refuse_unlisted(self) -> None:
+        """Raise, naming it, if a parameter is trained that the anatomy does not have."""
+        if unlisted := [name for name, value in self.frozen.items() if value.requires_grad]:
+            raise ModelError(
+                f"peer {self.peer!r}: parameter {unlisted[0]!r} is trained, but the network's anatomy does "
+                "not have it: freeze the same parameters (requires_grad=False) as in the module that was "
+                "traced, or trace this one"
+            )
+
     def _tensors(self) -> list[Tensor]:
         """Return the module's tensors that make up the flat tensor, in order."""
         tensors_by_name = named_tensors(self.module)
@@ -416,11 +477,11 @@ def average(networks: Sequence[SlicedNetwork], weights: Sequence[float] | None =
             values.append(networks[index].read(model))
             networks[index].check_finite(model, values[-1])
         # Computed as first + mean difference from the first, so that the mean of equal values is exact.
-        first_values = values[0].double()
+        first_values = values[0].cpu().double()
         total_weight = sum(weights[index] for index in members)
         difference = torch.zeros_like(first_values)
         for index, value in zip(members[1:], values[1:], strict=True):
-            difference += (weights[index] / total_weight) * (value.double() - first_values)
+            difference += (weights[index] / total_weight) * (value.cpu().double() - first_values)
         mean = first_values + difference
         for index in members:
             networks[index].write(model, mean)

@@ -604,7 +604,8 @@ class Start:
 
     Biases start at 0. Other parameters with one value per cell (norm gains, PReLU slopes, statistics) keep
     the module's own constant. Class tokens and position embeddings that are constant stay constant;
-    otherwise they and token embeddings are drawn such that a row has a length of about `gain`.
+    otherwise they and token embeddings are drawn such that a row has a length of about `gain`. In a module
+    with frozen parameters, a weight that is 0 everywhere stays 0: an adapter that starts without effect.
     """
 
     distribution: Literal["normal", "uniform"] = "normal"
@@ -656,6 +657,8 @@ def _scales_and_means(
 
     for parameter in anatomy.parameters:
         span, axes = anatomy.spans[parameter.name], len(parameter.shape)
+        if anatomy.frozen and not current[span].any():
+            continue  # an adapter's last layer
         if axes > 1 and parameter.axes[0] is not None:
             # Weights whose outputs are cells: of dense, convolutional, recurrent and attention layers.
             scale[span] = scale_for(int(np.prod(parameter.shape[1:], dtype=np.int64)))

@@ -229,9 +229,9 @@ class Gain:
 def measure_gain(learner: Learner, alone: Learner) -> Gain:
     """Test a peer's learner and that of its lone twin, and return the comparison."""
     if isinstance(learner, SampleTester) and isinstance(alone, SampleTester):
-        loss, correct = (values.double().cpu().numpy() for values in learner.test_samples())
+        loss, correct = (values.cpu().double().numpy() for values in learner.test_samples())
         alone_loss, alone_correct = (
-            values.double().cpu().numpy() for values in alone.test_samples()
+            values.cpu().double().numpy() for values in alone.test_samples()
         )
         return Gain(
             learner.network.peer,

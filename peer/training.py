@@ -61,7 +61,7 @@ class LivePrior:
                 f"peer {name}: a prior needs one output for each class, and two or more"
             )
         self._learner = learner
-        self._counts = torch.bincount(labels.flatten(), minlength=classes).numpy()
+        self._counts = torch.bincount(labels.flatten().cpu(), minlength=classes).numpy()
         self._mean: SwarmMean | None = None
         if how == "auto":
             self._mean = SwarmMean(store, CLASS_COUNTS, len(class_summary(self._counts)))

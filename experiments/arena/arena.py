@@ -18,6 +18,7 @@ from ...models import (
     Metrics,
     ModelError,
     PeerCountAware,
+    find_device,
     measure_gain,
     networks_by_model,
     training_apart,
@@ -209,7 +210,7 @@ class Arena:
         self._every, self._test_every = every, test_every
         ranks_here = 1 if shard is None else shard.on_machine
         self._threads = threads or max(1, available_cores() // ranks_here)
-        self._device = _device(device)
+        self._device = None if device is None else find_device(device)
         specs = group_learners(self._learners)
         network_device = self._learners[0].network.flat.device
         stack_device = self._device or network_device
@@ -450,21 +451,3 @@ class Twins:
 def _mean(values: Sequence[float]) -> float:
     """Return the mean; NaN if there are no values."""
     return float(np.mean(values)) if values else nan
-
-
-def _device(name: str | torch.device | None) -> torch.device | None:
-    """Return the torch device of this name; ModelError if there is none."""
-    if name is None:
-        return None
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ModelError(
-            f"unknown device {str(name)!r}: give cpu, cuda or cuda:1, for example"
-        ) from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(
-            f"device {str(name)!r}: torch finds no such device on this machine; leave out `device` to use "
-            "the CPU"
-        )
-    return device

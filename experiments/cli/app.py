@@ -113,6 +113,7 @@ def simulate_command(
     output: Output,
     networks: YesOrNo = False,
     shards: AtLeastOne = 1,
+    device: str | None = None,
     show_settings: bool = False,
 ) -> None:
     """Simulate a swarm in one process or several, and save its metrics, a summary and a plot.
@@ -125,9 +126,10 @@ def simulate_command(
         networks: Save every peer's network as safetensors.
         shards: Divide the peers among this many processes on this machine. For several machines, start
             the command by torchrun on each: torchrun … -m gossamer simulate CONFIG.
+        device: Where peers train, as in cuda; the key training.device of the config if left out.
     """
     if not started_by_torchrun():
-        _simulate(config, output, networks, shards, show_settings)
+        _simulate(config, output, networks, shards, device, show_settings)
         return
     load_torch()
     from ..arena.shards import join_ranks
@@ -135,7 +137,7 @@ def simulate_command(
     with join_ranks() as ranks:
         if shards not in (1, ranks.count):
             raise ConfigError(f"--shards {shards}: torchrun has started {ranks.count} processes")
-        _simulate(config, output, networks, 1, show_settings, ranks)
+        _simulate(config, output, networks, 1, device, show_settings, ranks)
 
 
 def _simulate(
@@ -143,13 +145,14 @@ def _simulate(
     output: Output,
     networks: bool,
     shards: int,
+    device: str | None,
     show_settings: bool,
     ranks: RankGroup | None = None,
 ) -> None:
     """Run `gossamer simulate`; ranks: if this process is one of several."""
     from ..config.tables import load_config
 
-    settings = load_config(config)
+    settings = load_config(config).on_device(device)
     console.note_defaults(config, settings)
     if settings.sweep:
         raise ConfigError(f"{config}: key 'sweep': run it with gossamer sweep {config}")

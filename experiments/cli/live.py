@@ -152,6 +152,7 @@ def swarm_command(
     watch: bool = False,
     connection: ConnectionOptions,
     log_json: bool = False,
+    device: str | None = None,
     output: Output,
     show_settings: bool = False,
 ) -> None:
@@ -168,6 +169,7 @@ def swarm_command(
         peers: Run only these peers of the config here, such as 0-31, and the others on other hosts, with the
             same file and --broker. Whoever runs the last peer collects all reports.
         log_json: Write each line of the peers' logs (host-0.log, …) as a JSON object.
+        device: Where peers train, as in cuda; the key training.device of the config if left out.
     """
     from ...peer import broker_kind
     from ..config.tables import load_config
@@ -175,7 +177,7 @@ def swarm_command(
 
     if watch:
         require_bokeh()
-    settings = load_config(config)
+    settings = load_config(config).on_device(device)
     console.note_defaults(config, settings)
     if settings.time is not None or settings.sweep:
         raise ConfigError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -306,6 +306,13 @@ class Training(PriorSettings):
     """What tests measure besides accuracy and loss: f1 (mean over classes), auc (area under the ROC curve,
     each class against the others), class-accuracy (accuracy_0 and so on), or module:function of yours, given
     outputs and labels. Files, pictures, live tables and pages have them."""
+    device: str = "cpu"
+    """Where a peer trains: `cpu`, `cuda`, `cuda:1`, `mps` (Apple) or another device of torch; `--device` of
+    simulate and swarm overrides it. Values are averaged and sent from the CPU's memory whatever the device,
+    so for small networks, which train in less time than copying takes, cpu is faster."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """The precision in which a peer trains and holds its values; `gossip.dtype` is that of messages. float64
+    takes twice the memory, is slower, and mps does not support it."""
     proximal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """FedProx's μ: the coefficient of a penalty on the distance from the values after the last averaging.
     Raise it if peers' data differ and their values move apart while they train."""
@@ -445,6 +452,13 @@ class Experiment(ScheduleSettings):
     """The network that every peer trains."""
     training: Training = Training()
     """How a peer trains in a round, before its values are averaged."""
+
+    def on_device(self, device: str | None) -> Self:
+        """Return the config with another device to train on; as it is if that is None."""
+        if device is None:
+            return self
+        training = self.training.model_copy(update={"device": device})
+        return self.model_copy(update={"training": training})
 
     @property
     def round_count(self) -> int:

@@ -79,7 +79,7 @@ def base_coordinates(network: SlicedNetwork, personal: int) -> Tensor:
     # Averaged buffers, such as batch-norm statistics, follow the parameters and are shared too.
     is_shared = network.flat.new_ones(len(network.flat)).bool()
     start = 0
-    for parameter in module.parameters():
+    for parameter in network.parameters.values():
         is_shared[start : start + parameter.numel()] = id(parameter) not in personal_parameters
         start += parameter.numel()
     return is_shared.nonzero().flatten()

@@ -82,7 +82,7 @@ def simulate_gossipers(clients: Sequence[Client], wire: Wire) -> Lockstep:
     """
     from ..arena import Lockstep
 
-    shapes = [tuple(value.shape) for value in clients[0].network.module.parameters()]
+    shapes = [tuple(value.shape) for value in clients[0].network.parameters.values()]
     fitted_wire = wire.fitted({GLOBAL_MODEL: shapes}, {GLOBAL_MODEL: len(clients[0].network.flat)})
     names = [client.name for client in clients]
     networks = [WholeNetwork(client) for client in clients]

@@ -247,7 +247,7 @@ class ServerMethod(Method):
     lost, as in the sketched updates of Konečný et al. (2016); gossip sends it later instead."""
 
     def round_context(self, clients: Sequence[Client], rng: np.random.Generator) -> RoundContext:
-        shapes = [tuple(value.shape) for value in clients[0].network.module.parameters()]
+        shapes = [tuple(value.shape) for value in clients[0].network.parameters.values()]
         return RoundContext(rng, self.compress, shapes)
 
     def participants(

@@ -21,6 +21,8 @@ from .method import Client, RoundContext, ServerMethod, Strength, mean
 if TYPE_CHECKING:  # a method's settings are read and explained without torch
     from torch import Tensor, nn
 
+    from ...models import SlicedNetwork
+
 
 @dataclass(frozen=True)
 class State:
@@ -72,9 +74,9 @@ def contrastive_loss(
         def loss(outputs: Tensor, labels: Tensor) -> Tensor:
             x, z = recorded["x"], recorded["z"]
             with torch.no_grad():
-                functional_call(module, _tensors_by_name(module, w), (x,))
+                functional_call(module, _tensors_by_name(learner.network, w), (x,))
                 z_glob = recorded["z"]
-                functional_call(module, _tensors_by_name(module, previous), (x,))
+                functional_call(module, _tensors_by_name(learner.network, previous), (x,))
                 z_prev = recorded["z"]
             return supervised(outputs, labels) + mu * contrastive(z, z_glob, z_prev, tau)
 
@@ -130,10 +132,10 @@ def _recorded_inputs(module: nn.Module) -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
-def _tensors_by_name(module: nn.Module, values: Tensor) -> dict[str, Tensor]:
-    """Return the module's parameters by name, with the values of a flat vector, and copies of its buffers."""
-    tensors, start = {name: value.clone() for name, value in module.named_buffers()}, 0
-    for name, parameter in module.named_parameters():
+def _tensors_by_name(network: SlicedNetwork, values: Tensor) -> dict[str, Tensor]:
+    """Return parameters by name, with the values of a flat vector, and copies of the network's buffers."""
+    tensors, start = {name: value.clone() for name, value in network.module.named_buffers()}, 0
+    for name, parameter in network.parameters.items():
         tensors[name] = values[start : start + parameter.numel()].view_as(parameter)
         start += parameter.numel()
     return tensors

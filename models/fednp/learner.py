@@ -72,7 +72,7 @@ from .options import FedNPOptions
 
 def read_target(network: SlicedNetwork, target: str | Sequence[str]) -> dict[str, nn.Parameter]:
     """Return the target parameters by name, in the network's order; see FedNPLearner."""
-    parameters = dict(network.module.named_parameters())
+    parameters = network.parameters
     if target == "last":
         names = [_last_layer(network.module)]
     else:

@@ -214,7 +214,7 @@ def permute_optimizer(
     Every tensor that has the shape of its parameter is permuted; other state stays. Call it together with
     `alignment.apply(network)`, before the next optimizer step.
     """
-    for name, parameter in network.module.named_parameters():
+    for name, parameter in network.parameters.items():
         span = network.slicing.anatomy.spans[name]
         # An alignment moves values inside a parameter, never from one parameter to another.
         order = torch.from_numpy(alignment.order[span] - span.start).to(parameter.device)
@@ -234,7 +234,7 @@ def _by_weights(
     Returns for every cell the one whose weights it gets, and the sum before and after every pass.
     """
     anatomy = network.slicing.anatomy
-    flat = network.flat.double().cpu().numpy()
+    flat = network.flat.cpu().double().numpy()
 
     def assign(cell_order: np.ndarray, aligned: np.ndarray, cells: np.ndarray) -> np.ndarray:
         """Assign the cells of one slice again; return `cell_order` itself if that gains nothing."""
@@ -340,7 +340,7 @@ def _by_activations(
         )
     part_numbers = sorted({part_slice.part for part_slice in slices})
     parts = [anatomy.parts[part] for part in part_numbers]
-    flat = np.where(is_given, network.flat.double().cpu().numpy(), 0.0)
+    flat = np.where(is_given, network.flat.cpu().double().numpy(), 0.0)
     activations = _activations(_with_values(network, flat), parts, inputs)
     references = _activations(_with_values(network, target), parts, inputs)
     cell_order = np.arange(int(anatomy.first_cells[-1]))
@@ -377,7 +377,7 @@ def _activations(module: nn.Module, parts: Sequence[Part], inputs: Tensor) -> di
 
     def record_output(part: Part, layer: nn.Module, _: object, output: Tensor) -> None:
         channel = -1 if isinstance(layer, nn.Linear) else 1
-        values = output.movedim(channel, -1).flatten(0, -2).double().cpu().numpy()
+        values = output.movedim(channel, -1).flatten(0, -2).cpu().double().numpy()
         if values.shape[1] != part.cells:
             raise ModelError(
                 f"align: layer {part.name!r} has {values.shape[1]} outputs for {part.cells} cells, so its "
@@ -643,7 +643,7 @@ def find_indices(
     anatomy = slicing.anatomy
     names = anatomy.names[1:-1] if parts is None else parts
     matched_parts = sorted(anatomy.find(name, "common width: ") for name in names)
-    flat = network.flat.double().cpu().numpy()
+    flat = network.flat.cpu().double().numpy()
     target = common.flat(values)
     if not np.isfinite(target).all():
         raise ModelError("common width: the values of the neighbours are not all finite")

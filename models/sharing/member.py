@@ -380,7 +380,7 @@ def frozen_parts(learner: SgdLearner, anatomy: Anatomy) -> frozenset[str]:
 
     Statistics of norm layers are not parameters, and change even if nothing is trained.
     """
-    default_groups = [{"params": list(learner.network.module.parameters())}]
+    default_groups = [{"params": list(learner.network.parameters.values())}]
     trained = {
         id(parameter)
         for group in getattr(learner.optimizer, "param_groups", default_groups)
@@ -388,7 +388,7 @@ def frozen_parts(learner: SgdLearner, anatomy: Anatomy) -> frozenset[str]:
         if parameter.requires_grad and group.get("lr", 1.0) != 0
     }
     is_trained = np.ones(anatomy.size, bool)
-    for name, parameter in learner.network.module.named_parameters():
+    for name, parameter in learner.network.parameters.items():
         is_trained[anatomy.spans[name]] = id(parameter) in trained
     return frozenset(
         part for part in anatomy.names if not is_trained[coordinates_into(anatomy, part)].any()
@@ -594,7 +594,7 @@ class _OutputCopy:
     def write(self, row: np.ndarray) -> None:
         """Write the layer's values to their coordinates of a flat vector."""
         for name, value in self._values.items():
-            row[self._spans[name]] = value.detach().numpy().ravel()
+            row[self._spans[name]] = value.detach().cpu().numpy().ravel()
 
     @torch.no_grad()
     def _features(self, inputs: Tensor) -> Tensor:

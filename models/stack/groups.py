@@ -22,6 +22,7 @@ from ..discovery import CONVOLUTIONS
 from ..optimizers import AdamRule, MomentumRule, PlainRule, RuleOptimizer, UpdateRule
 from . import plan
 from .engines import (
+    Chain,
     ChainEngine,
     Engine,
     ModuleEngine,
@@ -193,7 +194,7 @@ def read_rule(learner: SgdLearner) -> UpdateRule | None:
         rule, optimized = _rule_of_torch(optimizer), optimizer.param_groups[0]["params"]
     else:
         return None
-    parameters = list(learner.network.module.parameters())
+    parameters = list(learner.network.parameters.values())
     pairs = zip(parameters, optimized, strict=False)
     if len(parameters) != len(optimized) or any(a is not b for a, b in pairs):
         return None
@@ -234,7 +235,7 @@ class OptimizerStates:
         self._learners, self._rule, self._shared = learners, rule, shared
         self._names = rule.state_names
         self.values = [torch.zeros_like(like) for _ in rule.state_names]
-        parameters = len(list(learners[0].network.module.parameters())) if rule.counts_steps else 0
+        parameters = len(learners[0].network.parameters) if rule.counts_steps else 0
         self._steps = torch.zeros(len(learners), parameters)
         self.refresh()
 
@@ -282,7 +283,7 @@ class OptimizerStates:
         for row, learner in enumerate(self._learners if self._names else ()):
             network, states = learner.network, _states(learner)
             views = [network.slicing.anatomy.views(values[row]) for values in self.values]
-            for index, (key, parameter) in enumerate(network.module.named_parameters()):
+            for index, (key, parameter) in enumerate(network.parameters.items()):
                 state = states[parameter]
                 for name, views_of_entry in zip(self._names, views, strict=True):
                     yield state, name, views_of_entry[key]
@@ -609,7 +610,7 @@ def form_group(spec: GroupSpec, learners: Sequence[Learner], device: torch.devic
     if isinstance(members[0], AssociativeLearner):
         return AssociativeGroup(spec, members, stack_device)
     first: SgdLearner = members[0]
-    chain = None if first.right else read_chain(first.network.module, first.loss)
+    chain = _chain_of(first)
     if chain is not None:
         return SgdGroup(spec, members, ChainEngine(chain, first.loss), stack_device)
     inputs, labels = first.samples[0][:1].to(stack_device), first.samples[1][:1].to(stack_device)
@@ -634,9 +635,9 @@ def _group_of(learner: Learner) -> GroupSpec:
     rule, module = read_rule(learner), learner.network.module
     if rule is None:
         return GroupSpec("an optimizer that cannot be stacked", stackable=False)
-    if not all(parameter.requires_grad for parameter in module.parameters()):
-        return GroupSpec("frozen parameters", stackable=False)
-    chain = None if learner.right else read_chain(module, learner.loss)
+    if not all(parameter.requires_grad for parameter in learner.network.parameters.values()):
+        return GroupSpec("parameters frozen after the network was wrapped", stackable=False)
+    chain = _chain_of(learner)
     if chain is None and any(True for _ in module.buffers()):
         return GroupSpec("buffers", stackable=False)
     is_large = learner.batch * learner.samples[0][0].numel() > plan.LARGE_IMAGES
@@ -646,9 +647,16 @@ def _group_of(learner: Learner) -> GroupSpec:
         chain or _signature(module), rule, learner.loss, learner.local_samples, learner.batch,
         learner.reduction, flat.dtype, flat.device, tuple(learner.samples[0].shape[1:]),
         learner.held_out[0].dtype, learner.right, learner.metrics, learner.samples[1].dtype,
-        tuple(learner.samples[1].shape[1:]),
+        tuple(learner.samples[1].shape[1:]), learner.network.frozen_digest(),
     )  # fmt: skip
     return GroupSpec(key, rule)
+
+
+def _chain_of(learner: SgdLearner) -> Chain | None:
+    """Return the network of a learner as a chain of layers; None if the kernel for chains cannot train it."""
+    if learner.right or learner.network.frozen:
+        return None
+    return read_chain(learner.network.module, learner.loss)
 
 
 def _signature(module: nn.Module) -> Hashable:

@@ -90,14 +90,14 @@ def test_too_few_peers_is_a_warning_and_everything_is_shared(
     assert all(member.network.models == ("global",) for member in simulation.members)
 
 
-def test_parts_that_are_not_trained_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frozen_layer_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "frozen_kit.py").write_text(FROZEN)
     monkeypatch.syspath_prepend(tmp_path)
-    run(tmp_path / "out", network={"entry": "frozen_kit:make"}, rounds=2)
-    told = "parts 1 and input stay shared, because they are not trained"
-    assert capsys.readouterr().err.count(told) == 1
+    report, simulation = run(tmp_path / "out", network={"entry": "frozen_kit:make"}, rounds=2)
+    assert [part["name"] for part in report["network"]["parts"]] == ["1", "3"]
+    networks = [member.network for member in simulation.members]
+    assert all(len(each.flat) == 8 * 10 + 10 for each in networks)
+    assert len({each.frozen_digest() for each in networks}) == 1
 
 
 FROZEN = """

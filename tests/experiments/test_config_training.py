@@ -85,3 +85,37 @@ def test_the_associative_network_has_no_gradient_to_decay() -> None:
     sparse = {"data": {"set": "sparse"}, "network": {"layout": "50<>40"}}
     with pytest.raises(ConfigError, match=r"key 'training.weight_decay': the associative network"):
         Swarm(parse_config(sparse | {"training": {"weight_decay": 0.1}})).member(0)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps", "meta", "gpu"])
+def test_a_device_that_is_not_there_names_those_that_are(device: str) -> None:
+    if device != "gpu" and device != "meta" and torch.accelerator.is_available():
+        pytest.skip("this machine has an accelerator")
+    with pytest.raises(ConfigError) as error:
+        Swarm(parse_config(table(device=device)), "swarm.toml").members()
+    text = str(error.value)
+    assert text.startswith(f"swarm.toml: key 'training.device': device '{device}': torch ")
+    assert "there is cpu" in text
+    assert "name one of these" in text
+    assert "\n" not in text
+
+
+def test_float64_is_what_is_trained_and_tested() -> None:
+    config = parse_config(table(dtype="float64", device="cpu"))
+    simulation = Simulation.of(config)
+    first = next(iter(simulation.rounds()))
+    member: Any = simulation.members[0]
+    assert member.network.flat.dtype == torch.float64
+    assert member.learner.samples[0].dtype == torch.float64
+    assert first.training[0].samples
+    single: Any = Swarm(parse_config(table())).member(0)
+    start: Any = Swarm(config).member(0)
+    torch.testing.assert_close(start.network.flat.float(), single.network.flat)
+    with pytest.raises(ConfigError, match=r"key 'training.dtype'.*'float32' or 'float64'"):
+        parse_config(table(dtype="float8"), "swarm.toml")
+
+
+def test_the_associative_network_has_no_device() -> None:
+    sparse = {"data": {"set": "sparse"}, "network": {"layout": "50<>40"}}
+    with pytest.raises(ConfigError, match=r"key 'training.dtype': the associative network runs on"):
+        Swarm(parse_config({**sparse, "training": {"dtype": "float64"}})).members()

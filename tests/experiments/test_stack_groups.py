@@ -93,6 +93,25 @@ def test_what_cannot_be_stacked_runs_as_it_is() -> None:
     assert "3 learners in 1 stack, 4 one by one" in repr(arena)
 
 
+def test_frozen_layers_are_stacked_if_they_are_equal() -> None:
+    def backbone(value: float) -> nn.Module:
+        module = mlp("6=8=5=4")
+        first = next(each for each in module.modules() if isinstance(each, nn.Linear))
+        nn.init.constant_(first.weight, value)
+        nn.init.constant_(first.bias, 0.1)
+        first.requires_grad_(False)
+        return module
+
+    def make(*values: float) -> list[Learner]:
+        made = iter(values)
+        return perceptrons(
+            len(values), level="8-2-2", make=lambda: backbone(next(made)), loss="cross-entropy"
+        )
+
+    assert_same(lambda: make(0.25, 0.25, 0.25), rounds=4)
+    assert "4 learners in 2 stacks" in repr(Arena(make(0.25, 0.5, 0.25, 0.5)))
+
+
 def test_modules_with_buffers_are_left_to_the_loop() -> None:
     assert_same(lambda: perceptrons(3, make=Scaled), rounds=5, stacked=0)
 
