@@ -39,6 +39,7 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
         "arena": "arena:arena",
         "scale": "arena:scale",
         "shards": "arena:shards",
+        "most-peers": "arena:most_peers",
         "matching": "models:matching",
         "networks": "models:networks",
         "auto": "models:auto",
@@ -117,22 +118,33 @@ def median_seconds(
     repeats: int = REPEATS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, float]:
-    """Return the median seconds of `work` and of `baseline`.
+    """Return the median seconds of `work` and of `baseline`: see `median_times`."""
+    measured, compared = median_times((work, baseline), repeats=repeats, clock=clock)
+    return measured, compared
 
-    The two run alternately, so that the load of the machine is the same for both.
+
+def median_times(
+    functions: Sequence[Callable[[], object]],
+    *,
+    repeats: int = REPEATS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Return the median seconds of each function.
+
+    They run alternately, so that the load of the machine is the same for all.
     """
     if repeats < 1:
         raise ValueError(f"a median of {repeats} repetitions: at least one is needed")
-    times: tuple[list[float], list[float]] = ([], [])
-    for function in (work, baseline):
+    for function in functions:
         function()  # warms up caches and allocates memory
+    times: list[list[float]] = [[] for _ in functions]
     for _ in range(repeats):
-        for function, seconds in zip((work, baseline), times, strict=True):
+        for function, seconds in zip(functions, times, strict=True):
             time.sleep(PAUSE)
             started = clock()
             function()
             seconds.append(clock() - started)
-    return median(times[0]), median(times[1])
+    return [median(seconds) for seconds in times]
 
 
 def row_texts(row: Row) -> Sequence[str]:

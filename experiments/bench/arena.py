@@ -4,9 +4,11 @@ simulations in virtual time: the time per event, and what simulating adds to tra
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
@@ -19,7 +21,13 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ...models import SgdLearner, SlicedNetwork
-from ...models.stack import format_bytes
+from ...models.stack import (
+    Workers,
+    deferred_steps,
+    format_bytes,
+    free_memory,
+    peers_per_task,
+)
 from ...topology import build, mixing_matrix
 from ...topology import build as build_graph
 from ..arena import (
@@ -37,7 +45,16 @@ from ..cli import console
 from ..config.tables import parse_config
 from ..data import DataError, load
 from ..results import RecordFile, Results, read_records
-from . import PAPER, Row, in_own_process, median_seconds, perceptron, race, sliced_perceptron
+from . import (
+    PAPER,
+    Row,
+    in_own_process,
+    median_seconds,
+    median_times,
+    perceptron,
+    race,
+    sliced_perceptron,
+)
 
 THREADS = 2
 """Threads of the arena; the torch loop uses as many inside torch, or one, whichever is faster."""
@@ -58,6 +75,7 @@ class Workload:
         push-sum.
     samples: of each peer.
     wanted: the speed-up that is claimed; None claims nothing.
+    wanted_share: the share of the machine's peak that is claimed.
     """
 
     name: str
@@ -70,6 +88,26 @@ class Workload:
     mixing: Literal["mean", "plain", "push-sum"]
     samples: int
     wanted: float | None = None
+    wanted_share: float | None = None
+
+    @property
+    def cells(self) -> list[int]:
+        """The cells of every layer, inputs first."""
+        return [int(count) for count in self.layout.split("=")]
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of a round's products: two passes over the first layer's weights for
+        every sample, forwards and for its gradient, and three over the others', whose inputs have one too."""
+        first, *others = (a * b for a, b in pairwise(self.cells))
+        return self.peers * self.steps * self.batch * (4 * first + 6 * sum(others))
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that a round moves at least: training and averaging read and write all parameters, and
+        every input that is trained on is read."""
+        parameters = sum((a + 1) * b for a, b in pairwise(self.cells))
+        return 4 * self.peers * (4 * parameters + self.steps * self.batch * self.cells[0])
 
     def matrix(self) -> Tensor:
         """The mixing matrix of one exchange, if peers gossip."""
@@ -79,7 +117,7 @@ class Workload:
     def data(self) -> list[Samples]:
         """Random samples for each peer; their values do not affect the time."""
         generator = torch.Generator().manual_seed(0)
-        features, *_, classes = (int(count) for count in self.layout.split("="))
+        features, *_, classes = self.cells
         return [
             (
                 torch.rand(self.samples, features, generator=generator),
@@ -187,15 +225,22 @@ class TorchLoop:
 
 SMALL = "64=32=10"
 WORKLOADS = (
-    Workload("16 peers, batch 500, gossip", PAPER, 16, 500, 1, "mean", 100, "plain", 1000, 1.2),
-    Workload("256 peers, 20 × batch 10, level 80", PAPER, 256, 10, 20, "sum", 80, "mean", 200, 4.0),
-    Workload("1024 small peers, push-sum", SMALL, 1024, 32, 20, "mean", 100, "push-sum", 100, 50.0),
+    Workload(
+        "16 peers, batch 500, gossip", PAPER, 16, 500, 1, "mean", 100, "plain", 1000, 1.2, 0.7
+    ),
+    Workload(
+        "256 peers, 20 × batch 10, level 80", PAPER, 256, 10, 20, "sum", 80, "mean", 200, 4.0, 0.45
+    ),
+    Workload(
+        "1024 small peers, push-sum", SMALL, 1024, 32, 20, "mean", 100, "push-sum", 100, 50.0, 0.35
+    ),
 )
 
 
 def arena() -> list[Row]:
-    """Time rounds against the torch loop; then averaging by itself against a dense product."""
-    return [*(rounds(workload) for workload in WORKLOADS), averaging()]
+    """Time rounds against the torch loop and the machine's peak; then averaging against a dense product."""
+    timed = [(rounds(workload), share_of_peak(workload)) for workload in WORKLOADS]
+    return [*chain.from_iterable(timed), averaging()]
 
 
 def rounds(workload: Workload, repeats: int = REPEATS) -> Row:
@@ -217,6 +262,100 @@ def rounds(workload: Workload, repeats: int = REPEATS) -> Row:
     note = f"baseline: a torch loop, {threads} thread{'s' * (threads > 1)}"
     with torch_threads(1):
         return race(workload.name, stacked, baseline, workload.wanted, note, repeats)
+
+
+PEAK_SIZE = 1024
+"""Rows and columns of the matrices whose product measures the peak."""
+COPIED_BYTES = 64 << 20
+"""The size of the tensors whose copy measures the memory: larger than the caches."""
+
+
+def share_of_peak(workload: Workload, repeats: int = REPEATS) -> Row:
+    """Compare a round's operations a second with those of large matrix products on the same threads.
+
+    The note says what limits a round: how fast its products are without anything around them, and how much of
+    the memory's speed it needs at least.
+    """
+    swarm = Arena(workload.learners(workload.data()), mixing=workload.mix(), threads=THREADS)
+    workers = Workers(THREADS)
+    operands = [torch.rand(3, PEAK_SIZE, PEAK_SIZE) for _ in range(THREADS)]
+    memory = [torch.rand(2, COPIED_BYTES // 8) for _ in range(THREADS)]
+    products = BareProducts(workload)
+
+    def stacked() -> None:
+        swarm.train()
+        swarm.average()
+
+    def large_products() -> None:
+        workers.run([partial(torch.mm, x, y, out=z) for x, y, z in operands])
+
+    def copies() -> None:
+        workers.run([partial(target.copy_, source) for target, source in memory])
+
+    def bare() -> None:
+        workers.run(products.tasks())
+
+    with torch_threads(1):
+        seconds, peak, copy, product = median_times(
+            (stacked, large_products, copies, bare), repeats=repeats
+        )
+    flops_at_peak = THREADS * 2 * PEAK_SIZE**3 / peak
+    copied = THREADS * COPIED_BYTES / copy  # half as many bytes are read, and as many are written
+    bound = products.flops / product / flops_at_peak
+    moved = workload.bytes / seconds / copied
+    note = (
+        f"baseline: a product of {PEAK_SIZE}² matrices on each of {THREADS} threads; the round's products "
+        f"alone reach {bound:.2f} of it; the {format_bytes(workload.bytes)} that it moves at least take "
+        f"{moved:.2f} of its time at the speed of a copy, {copied / 1e9:.1f} GB/s"
+    )
+    name = f"{workload.name}: share of the machine's peak"
+    measured = workload.flops / seconds / 1e9
+    return Row(name, "GFLOP/s", measured, flops_at_peak / 1e9, workload.wanted_share, note=note)
+
+
+class BareProducts:
+    """The matrix products of a round in the shapes in which the arena computes them, and nothing else.
+
+    Steps that share an update of the first layer compute its products together; the products of inputs with
+    inputs that this takes are left out, as they are no part of the work to be done.
+    """
+
+    def __init__(self, workload: Workload):
+        cells, batch = workload.cells, workload.batch
+        parameters = sum((a + 1) * b for a, b in pairwise(cells))
+        activations = batch * (2 * sum(cells[1:]) + cells[0])
+        peers = peers_per_task(workload.peers, parameters, activations)
+        deferred = min(workload.steps, deferred_steps(parameters, cells[1], cells[0], batch))
+        self._steps, self._deferred = workload.steps, deferred
+        self._tasks = -(-workload.peers // peers)
+        self.flops = workload.flops * self._tasks * peers // workload.peers
+        self._layers: list[list[list[Tensor]]] = [
+            [self._tensors(peers, batch * (1 if layer else deferred), *shape)
+             for layer, shape in enumerate(pairwise(cells))]
+            for _ in range(THREADS)
+        ]  # fmt: skip
+
+    @staticmethod
+    def _tensors(peers: int, rows: int, inputs: int, outputs: int) -> list[Tensor]:
+        """Inputs, outputs and weights of a layer; two dimensions for one peer, as in the arena."""
+        shapes = (rows, inputs), (rows, outputs), (outputs, inputs)
+        return [torch.rand(*shape) if peers == 1 else torch.rand(peers, *shape) for shape in shapes]
+
+    def tasks(self) -> list[Callable[[], None]]:
+        """One function for each thread; together they compute the products of a round."""
+        share = [len(part) for part in np.array_split(np.arange(self._tasks), THREADS)]
+        return [partial(self._run, *pair) for pair in zip(self._layers, share, strict=True)]
+
+    def _run(self, layers: Sequence[Sequence[Tensor]], tasks: int) -> None:
+        for _ in range(tasks):
+            for step in range(self._steps):
+                for layer, (x, y, weight) in enumerate(layers):
+                    if layer == 0 and step % self._deferred:
+                        continue
+                    torch.matmul(x, weight.mT, out=y)
+                    torch.matmul(y.mT, x, out=weight)
+                    if layer:
+                        torch.matmul(y, weight, out=x)
 
 
 def averaging(peers: int = 256, repeats: int = REPEATS) -> Row:
@@ -367,6 +506,9 @@ SHARDED = replace(SCALE_WORKLOADS["small"], batch=10, steps=6)
 """What peers on several ranks do in a round: one pass over their samples, then one exchange of push-sum."""
 MEMORY_PEERS = 20_000
 TIMED_ON_RANKS = 4096
+MOST_PEERS, MOST_ROUNDS = 100_000, 12
+MOST_BYTES = 8 * 10**9
+"""The free memory that the largest swarm needs on one machine, both ranks together."""
 TESTED_PEERS = 1000
 """How many peers of a rank are tested before the first round and after the last."""
 
@@ -409,6 +551,22 @@ def shards() -> list[Row]:
     name = f"round of {TIMED_ON_RANKS:,} × {SMALL}, 2 ranks of 1 thread"
     two, one = median(seconds[0]), median(seconds[1])
     return [*rows, Row(name, "s", two, one, note="baseline: 1 rank of 2 threads")]
+
+
+def most_peers(peers: int = MOST_PEERS, rounds: int = MOST_ROUNDS) -> list[Row]:
+    """Run the largest swarm that learns, one batch of each peer in a round, on two ranks."""
+    from ..arena.shards import launch
+
+    name = f"{peers:,} × {SMALL} on 2 ranks, one batch a round"
+    free = free_memory(torch.device("cpu"))
+    if free < (needed := MOST_BYTES * peers // MOST_PEERS):
+        note = (
+            f"skipped: needs {format_bytes(needed)} of free memory, there are {format_bytes(free)}"
+        )
+        return [Row(name, "s a round", note=note)]
+    halves = launch(2, measure_rank, replace(SHARDED, steps=1), peers, rounds, 1)
+    note = f"{rounds} rounds; {_describe_ranks(halves)}"
+    return [Row(name, "s a round", max(half.round for half in halves), note=note)]
 
 
 def _describe_ranks(costs: Sequence[RankCost]) -> str:

@@ -15,6 +15,8 @@ from .plan import MemoryNeeds as MemoryNeeds
 from .plan import Workers as Workers
 from .plan import available_cores as available_cores
 from .plan import combine_needs as combine_needs
+from .plan import deferred_steps as deferred_steps
 from .plan import estimate_memory as estimate_memory
 from .plan import format_bytes as format_bytes
 from .plan import free_memory as free_memory
+from .plan import peers_per_task as peers_per_task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,7 +30,9 @@ from gossamer.experiments.bench.arena import (
     averaging,
     draw,
     measure,
+    most_peers,
     rounds,
+    share_of_peak,
 )
 from gossamer.experiments.bench.gossip import codec, steady
 from gossamer.experiments.bench.live import (
@@ -294,6 +297,21 @@ def test_a_row_has_both_figures() -> None:
     assert row.baseline is not None
     assert row.ratio == pytest.approx(row.baseline / row.measured)
     assert torch.get_num_threads() == before
+
+
+def test_a_round_is_compared_with_the_peak_of_the_machine() -> None:
+    row = share_of_peak(WORKLOAD, repeats=1)
+    assert WORKLOAD.flops == 8 * 12 * (4 * 6 * 8 + 6 * 8 * 4)
+    assert WORKLOAD.bytes == 4 * 8 * (4 * (7 * 8 + 9 * 4) + 12 * 6)
+    assert row.ratio is not None
+    assert 0 < row.ratio < 1  # products of a few cells are far from the peak
+    assert re.search(r"products alone reach \d\.\d\d of it; the 14\.1 kB", row.note)
+
+
+def test_a_swarm_too_large_for_the_memory_is_skipped_with_the_reason() -> None:
+    (row,) = most_peers(10**9)
+    assert row.measured is None
+    assert row.note.startswith("skipped: needs 80 TB of free memory, there are ")
 
 
 def test_averaging_alone_is_measured() -> None:
