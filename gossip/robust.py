@@ -7,7 +7,8 @@ no bound on values mends that. Here nobody gives weight away.
 towards it. For a value v from a neighbour:
 
     d = |v − x|                                    its distance
-    e = max(0, loss of v − loss of x)              its excess loss, on own samples, own private parts in place
+    e = max(0, loss of v − loss of x)              its excess loss on own samples, own private parts in place;
+                                                   the loss of x is measured once in a round
     τ = the (2b+1)-th largest d of all neighbours' last values
     q = USUAL_EXCESS times the (2b+1)-th largest e of them, and at least MIN_EXCESS
     x ← x + β·f·(v − x),   f = min(1, τ·g/d),   g = min(1, q/e)²,   β = 1/(F+1)
@@ -169,6 +170,8 @@ class SteadyMode(Mode):
         self._before: dict[str, Array] = {}
         """In the first rounds: copies of own values after the last change by gossip."""
         self._training_move: dict[str, float] = {}
+        self._own_scores: dict[str, float] = {}
+        """The own loss, by partial model, measured once in a round: half the work of scoring."""
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -221,6 +224,7 @@ class SteadyMode(Mode):
 
     def _end_round(self, gossiper: Gossiper, model: str) -> None:
         self._rounds[model] += 1
+        self._own_scores.pop(model, None)
         neighbours = gossiper.neighbours(model)
         if neighbours:
             gain = RATE * min(self.fanout, len(neighbours)) / len(neighbours)
@@ -326,7 +330,9 @@ class SteadyMode(Mode):
     def _excess(self, model: str, value: Array) -> float:
         if self.score is None:
             return 0.0
-        own = self.score(model, None)
+        if model not in self._own_scores:
+            self._own_scores[model] = self.score(model, None)
+        own = self._own_scores[model]
         if not math.isfinite(own):
             return 0.0  # a peer without samples, or one that has diverged, cannot judge
         excess = self.score(model, value) - own
@@ -364,7 +370,9 @@ class SteadyMode(Mode):
 
     def update_models(self, models: Collection[str]) -> None:
         """Forget partial models that have ended."""
-        for table in (self._known, self._collected, self._before, self._training_move):
+        for table in (
+            self._known, self._collected, self._before, self._training_move, self._own_scores
+        ):  # fmt: skip
             for model in table.keys() - set(models):
                 del table[model]
 

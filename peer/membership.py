@@ -136,10 +136,10 @@ def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
             link.name,
         )
         return NullSecurity(link.name)
-    if link.settings.mode != "steady":
+    if link.settings.mode != "steady" and link.settings.robust == "none":
         _log.info(
             "peer %s: in %s mode every member is trusted with the average; if some may be hostile, use "
-            'mode = "steady"', link.name, link.settings.mode,
+            'mode = "steady" (or robust, in rounds and server)', link.name, link.settings.mode,
         )  # fmt: skip
     later_models = AUTO_MODELS if link.settings.sharing == "auto" else ()
     with peer_errors(link.name):

@@ -288,7 +288,8 @@ def links_to_add(graph: nx.Graph, members: Members, needed: int) -> tuple[Edge, 
     for model, peers in members.items():
         if len(peers) <= needed:
             raise TopologyError(
-                f"model {model or 'of all peers'!r}: {len(peers)} peers cannot have {needed} neighbours each"
+                f"model {model or 'of all peers'!r}: {len(peers)} peers cannot have {needed} neighbours "
+                f"each; let {needed + 1} or more take part"
             )
         subgraph = nx.subgraph(grown, peers)
         while True:

@@ -17,7 +17,7 @@ from gossamer.models import Metrics, SgdLearner
 pytestmark = pytest.mark.live
 
 PEERS, ROUNDS = 12, 30
-DRIFTING, SPAMMING, CRASHED, NEWCOMER = 3, 8, 5, 11
+HOSTILE, CRASHED, NEWCOMER = (3, 8), 5, 11
 
 
 class Drifting:
@@ -52,6 +52,18 @@ class Spamming(Drifting):
         return Metrics(0.0, 0, 1)
 
 
+class Mislabelled(Drifting):
+    """A hostile member that is honest but for the labels of its samples."""
+
+    def __init__(self, inner: SgdLearner):
+        super().__init__(inner)
+        inputs, labels = inner.samples
+        inner.samples = inputs, 9 - labels
+
+    def train(self, steps: int) -> Metrics:
+        return self._inner.train(steps)
+
+
 def config() -> Config:
     return Config(
         name=f"steady-{secrets.token_hex(4)}", peers=PEERS, rounds=ROUNDS, test_every=ROUNDS,
@@ -65,13 +77,15 @@ def config() -> Config:
     )  # fmt: skip
 
 
-async def lived(folder, url, *, attacked: bool) -> float:
-    """Let the swarm live, with a crash and a newcomer; return the honest peers' mean accuracy."""
+async def lived(folder, url, *hostile: type[Drifting]) -> float:
+    """Let the swarm live, with a crash and a newcomer; return the honest peers' mean accuracy.
+
+    hostile: what the learners of the hostile members are; none if left out.
+    """
     swarm = Swarmlet(config(), folder, url, expect=(), founder=None, silence=1.0)
     learners = {index: member.learner for index, member in enumerate(swarm.members)}
-    if attacked:
-        learners[DRIFTING] = Drifting(learners[DRIFTING])
-        learners[SPAMMING] = Spamming(learners[SPAMMING])
+    for index, kind in zip(HOSTILE, hostile, strict=False):
+        learners[index] = kind(learners[index])
     for index, learner in learners.items():
         if index != NEWCOMER:
             swarm.start(index, learner, checkpoint=index == CRASHED)
@@ -86,14 +100,18 @@ async def lived(folder, url, *, attacked: bool) -> float:
     await until(lambda: rounds(0) >= 10)
     swarm.start(NEWCOMER, learners[NEWCOMER])
     await swarm.reports()
-    honest = [index for index in learners if index not in (DRIFTING, SPAMMING)]
+    honest = [index for index in learners if index not in HOSTILE]
     return float(np.mean([swarm.members[index].learner.test().accuracy for index in honest]))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(450)
 def test_two_hostile_members_of_twelve_cost_little(mosquitto, run, tmp_path):
-    clean = run(lived(tmp_path / "clean", mosquitto.url, attacked=False))
-    attacked = run(lived(tmp_path / "attacked", mosquitto.url, attacked=True))
-    print(f"honest mean {clean:.3f} without attack, {attacked:.3f} with two hostile members")
+    clean = run(lived(tmp_path / "clean", mosquitto.url))
+    attacked = run(lived(tmp_path / "attacked", mosquitto.url, Drifting, Spamming))
+    mislabelled = run(lived(tmp_path / "labels", mosquitto.url, Mislabelled, Mislabelled))
+    print(
+        f"honest mean {clean:.3f}; {attacked:.3f} with drift and spam, {mislabelled:.3f} with wrong labels"
+    )
     assert clean > 0.75
     assert attacked > clean - 0.1
+    assert mislabelled > clean - 0.1
