@@ -16,14 +16,18 @@ class EntryError(GossamerError):
     """An entry point that cannot be imported or called."""
 
 
+def import_from(folder: Path) -> None:
+    """Let modules in this folder be imported: users' functions are beside their config."""
+    if (path := str(folder.resolve())) not in sys.path:
+        sys.path.insert(0, path)
+
+
 def load_entry(name: str) -> Callable[..., Any]:
     """Return the function that `module:function` names; the module may be in the current folder."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise EntryError(f"{name!r} is not an entry point: write module:function")
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    import_from(Path.cwd())
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

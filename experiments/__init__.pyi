@@ -9,5 +9,7 @@ from .config import Config as Config
 from .config import load_config as load_config
 from .config import parse_config as parse_config
 from .errors import ConfigError as ConfigError
+from .federated.comparison import Compared as Compared
+from .federated.comparison import compare as compare
 from .results import Results as Results
 from .results import read as read

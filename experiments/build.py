@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from gossamer.entry import EntryError
+
 from ..gossip.compress import CompressError
 from ..gossip.compress import parse as parse_compressor
 from ..models import (
@@ -34,6 +36,7 @@ from ..models import (
     SlicedNetwork,
     SliceSpec,
     Start,
+    find_callbacks,
     find_device,
     find_metrics,
     log_priors,
@@ -117,6 +120,8 @@ class Swarm:
                 "gain",
                 "a peer that trains with FedNP cannot be compared with one alone; leave it out",
             )
+        with self._error_context("callbacks"):
+            find_callbacks(config.callbacks, Path(source).parent)
         self._sparse = config.data.set == "sparse"
         if self._sparse != ("<>" in config.network.layout):
             raise self._error(
@@ -444,7 +449,7 @@ class Swarm:
         """Turn errors of models and data into a ConfigError that names the config's file and a key."""
         try:
             yield
-        except (ModelError, DataError) as error:
+        except (ModelError, DataError, EntryError) as error:
             raise self._error(key, f"{prefix}{error}") from None
 
     def _check_dependencies(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.entry import EntryError, describe_error, load_entry
+from gossamer.entry import EntryError, describe_error, import_from, load_entry
 
 from ..models import READY_NETWORKS, Anatomy, ModelError, discover_or_one_cell
 from .data import Dataset, Samples
@@ -29,9 +28,7 @@ def find_function(name: str, folder: Path | None = None) -> Callable[..., Any]:
             f"no ready network is called {name!r}; there are {', '.join(READY_NETWORKS)}; or name your own "
             "function that returns a torch module, as module:function"
         )
-    config_folder = str((folder or Path()).resolve())
-    if config_folder not in sys.path:
-        sys.path.insert(0, config_folder)
+    import_from(folder or Path())
     try:
         return load_entry(name)
     except EntryError as error:

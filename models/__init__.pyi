@@ -7,6 +7,16 @@ from .anatomy import dense_axes as dense_axes
 from .associative import AssociativeLearner as AssociativeLearner
 from .associative import AssociativeNetwork as AssociativeNetwork
 from .associative import sparse_vectors as sparse_vectors
+from .callbacks import Callback as Callback
+from .callbacks import CallbackList as CallbackList
+from .callbacks import EarlyStopping as EarlyStopping
+from .callbacks import PrintProgress as PrintProgress
+from .callbacks import Progress as Progress
+from .callbacks import SaveNetworks as SaveNetworks
+from .callbacks import TensorBoard as TensorBoard
+from .callbacks import find_callbacks as find_callbacks
+from .callbacks import make_callbacks as make_callbacks
+from .callbacks import value_of as value_of
 from .discovery import discover as discover
 from .discovery import discover_or_one_cell as discover_or_one_cell
 from .discovery import norm_layers as norm_layers

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -21,7 +21,17 @@ from typing import Any, Final, Protocol
 from torch import Tensor
 
 from ..gossip import Hook, Transport, TransportError, Will, topics
-from ..models import Gain, Learner, Metrics, as_record, predicted_classes
+from ..models import (
+    Callback,
+    CallbackList,
+    Gain,
+    Learner,
+    Metrics,
+    ModelError,
+    as_record,
+    predicted_classes,
+)
+from ..models import Progress as TrainingProgress
 from .engine import Engine
 from .exits import GoodbyeNotDelivered, NotSaved, PeerError, Replaced, first_error
 from .link import Link, Record, SessionOver
@@ -215,6 +225,7 @@ class _Progress:
     accuracy: of the last test. gain: of the last test, if the peer has a lone twin.
     last_log: time of the last log line about progress.
     own_accuracy: of a trained network, tested before the first value was received.
+    followed: whether callbacks were told of the start.
     """
 
     accuracy: float = float("nan")
@@ -222,6 +233,7 @@ class _Progress:
     last_log: float = float("-inf")
     own_accuracy: float | None = None
     own_accuracy_published: bool = False
+    followed: bool = False
 
 
 class Peer:
@@ -237,6 +249,8 @@ class Peer:
         values in it, and starts a new session from them. The file is locked while the peer runs.
     machine: clocks, files and a worker thread; by default those of this machine.
     limits: times and sizes that are not user settings.
+    callbacks: follow the peer, and may let it leave by returning True; see gossamer.models.Callback. They
+        are called on the worker thread: gossip waits for them.
     on_record: called with every metrics record, which is also published.
     network_file: where to write the network while the peer learns; see NetworkFile.
     keep_copy: whether `predict` works, which needs memory for a second network.
@@ -260,6 +274,7 @@ class Peer:
         network_file: NetworkFile | None = None,
         keep_copy: bool = True,
         expiries: Mapping[str, float] | None = None,
+        callbacks: Sequence[Callback] = (),
         on_record: Callable[[Record], None] = lambda _: None,
         on_report: Callable[[Report], None] = lambda _: None,
     ):
@@ -285,6 +300,7 @@ class Peer:
         self._leave = asyncio.Event()
         self._leave_reason = ""
         self._progress = _Progress()
+        self._callbacks = CallbackList(callbacks)
         self.link: Link | None = None
         """The current session."""
         self._lifecycle = Lifecycle()
@@ -333,12 +349,16 @@ class Peer:
         """Run one session after the other, until one ends with a report."""
         engine = await worker.run(self._make_engine)
         await worker.run(self._keep_network, engine)
-        while True:
-            try:
-                return await self._run_session(engine, worker)
-            except SessionOver as over:
-                _log.warning("peer %s: %s; rejoining with a new session", self.name, over)
-                await worker.run(engine.start_new_session, str(over))
+        try:
+            while True:
+                try:
+                    return await self._run_session(engine, worker)
+                except SessionOver as over:
+                    _log.warning("peer %s: %s; rejoining with a new session", self.name, over)
+                    await worker.run(engine.start_new_session, str(over))
+        finally:
+            if self._callbacks:
+                await worker.run(self._callbacks.end)
 
     async def _run_session(self, engine: Engine, worker: Worker) -> Report:
         """Run one session, from connecting to the goodbye."""
@@ -501,6 +521,9 @@ class Peer:
         if link.view.round:
             _log.info("peer %s continues after round %s", self.name, self._number(link.view.round))
         link.enter_phase("training")
+        if not progress.followed:
+            progress.followed = True
+            await self._tell(link, self._callbacks.start)
         if progress.own_accuracy is not None and not progress.own_accuracy_published:
             progress.own_accuracy_published = True
             await link.publish_record({"own_accuracy": progress.own_accuracy})
@@ -523,6 +546,8 @@ class Peer:
         while not link.view.averaged:
             await link.next_turn()
         number, last, training = link.view.round, self.settings.last_round, self._training
+        if training is not None:
+            await self._tell(link, self._callbacks.round)
         if training is None:
             pass  # the round was trained before a crash; no metrics to publish
         elif number % self.settings.test_every == 0 or number == last:
@@ -611,7 +636,27 @@ class Peer:
         if (gain := self._progress.gain) is not None:
             record |= {"alone_accuracy": gain.alone_accuracy, "alone_loss": gain.alone_loss}
         await link.publish_record(record)
+        await self._tell(link, self._callbacks.test, {self.name: test})
         return test.accuracy
+
+    async def _tell(
+        self,
+        link: Link,
+        call: Callable[[TrainingProgress], bool],
+        tests: Mapping[str, Metrics] | None = None,
+    ) -> None:
+        """Call the callbacks on the worker thread, and leave if one of them says so."""
+        if not self._callbacks:
+            return
+        rounds = None if self.settings.rounds == FOREVER else self.settings.rounds
+        training = {} if self._training is None else {self.name: self._training}
+        progress = TrainingProgress(link.view.round, rounds, [self.learner], training, tests or {})
+        try:
+            stop = await link.worker.run(call, progress)
+        except ModelError as error:
+            raise PeerError(f"peer {self.name}: {error}") from error
+        if stop:
+            self.leave("a callback stopped it")
 
     # --- leaving --------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from gossamer.errors import GossamerError
 from gossamer.files import RecordFile, write_atomically
 from gossamer.logs import log_to_stderr
 
-from ..models import Learner
+from ..models import Learner, make_callbacks
 from .bootstrap import load_trained
 from .exits import ExitCode, PeerError, first_error, report_alive, stop_signals
 from .lifecycle import Connect, Peer, Report
@@ -87,6 +87,7 @@ async def run_peer(
         )
     if spec.network is not None:
         await asyncio.to_thread(load_trained, learner.network, Path(spec.network))
+    callbacks = make_callbacks(spec.settings.callbacks, folder, spec.name)
     network_file = NetworkFile(
         folder / f"{spec.name}.safetensors", spec.settings.save_network_every,
         spec.entry, spec.arguments,
@@ -96,7 +97,7 @@ async def run_peer(
             spec.name, learner, spec.settings, connect,
             samples=spec.samples, seed=spec.seed, on_record=metrics.write,
             machine=machine, limits=limits, network_file=network_file, keep_copy=False,
-            expiries=expiries,
+            expiries=expiries, callbacks=callbacks,
             checkpoint=folder / f"{spec.name}.checkpoint" if spec.settings.checkpoint else None,
             on_report=lambda report: _save_results(folder, spec, learner, network_file, report),
         )  # fmt: skip

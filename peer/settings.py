@@ -69,6 +69,14 @@ class ScheduleSettings(SettingsTable):
     it for a narrower interval: it takes two peers, and from about four on it is narrow enough to be of use
     (of 16 peers on the digits, a width of 0.61 with two twins, 0.16 with four). 0 measures nothing."""
 
+    callbacks: Names = ()
+    """Functions of yours, `my_module:make`, that return a `gossamer.models.Callback`: an object that is
+    called at the start, after every round and test, and at the end, and may stop the run by returning True.
+    The module's file is in the folder of this file, or in the working directory. A function gets `folder`,
+    that of the results, and `name`, that of the run or peer, if it has such parameters;
+    `gossamer.models:TensorBoard` is one. Live, every peer has its own callbacks; `gossamer compare` makes new
+    ones for every run."""
+
     @property
     def last_round(self) -> float:
         """The number of the last round; infinity if there is none."""

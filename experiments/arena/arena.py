@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, nan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from gossamer import __version__
+
 from ...models import (
+    Callback,
+    CallbackList,
     Gain,
     Learner,
     LoneTwin,
     Metrics,
     ModelError,
     PeerCountAware,
+    Progress,
     find_device,
     measure_gain,
     networks_by_model,
@@ -36,7 +42,7 @@ from ...models.stack import (
     group_learners,
     memory_needs,
 )
-from ...peer import MatchedStore
+from ...peer import MatchedStore, PeerError, load_checkpoint, save_checkpoint
 from .lockstep import Averager, ExactMean, Gossip, Mixing, Robust, Steady
 
 if TYPE_CHECKING:  # heavy imports (gossipers, compressors, scipy), needed only with `wire=`
@@ -240,6 +246,9 @@ class Arena:
                 "`device`: leave out `device`"
             )
         self._workers: Workers | None = None
+        self._finished = 0
+        """The rounds of a restored state, which the next `run` leaves out."""
+        self._round = 0
 
     def renew(self) -> None:
         """Stack the learners anew, after they were given other samples or slices."""
@@ -301,24 +310,112 @@ class Arena:
         """The peers' gossipers and the traffic that they sent, by partial model; None without `wire`."""
         return None if self._wired is None else self._wired.lockstep
 
-    def run(self, rounds: int) -> Iterator[Round]:
+    def run(self, rounds: int, callbacks: Sequence[Callback] = ()) -> Iterator[Round]:
         """Train and average `rounds` times, yielding after each; stop iterating to stop early.
 
         Learners may be read between two rounds. Between rounds only in-place changes of their networks,
         optimizers or rates take effect; replaced objects are picked up at the next `run()`.
+
+        After `restore`, `run(30)` continues with the round after that of the state, up to round 30.
+
+        callbacks: objects that follow the run, and may stop it; see gossamer.models.Callback. Not with
+            `shard`.
         """
-        for group in self._groups:
-            group.refresh()
-        for index in range(1, rounds + 1):
-            training = self.train_and_average()
-            tested = index % self._test_every == 0 or index == rounds
-            tests = self.test() if tested else ()
-            self.write_back()
-            gains: tuple[Gain, ...] = ()
-            if self.twins is not None:
-                self.twins.train()
-                gains = self.twins.gains() if tested else ()
-            yield Round(index, training, tests, gains)
+        first, self._finished = self._finished + 1, 0
+        followers = CallbackList(callbacks)
+        if followers and self._shard is not None:
+            raise ModelError("`callbacks` cannot be combined with `shard`: leave out one of them")
+        self.refresh()
+        stop = followers.start(Progress(first - 1, rounds, self._learners))
+        try:
+            for index in range(first, 0 if stop else rounds + 1):
+                training = self.train_and_average()
+                self.write_back()
+                trained = self._by_name(training) if followers else {}
+                progress = Progress(index, rounds, self._learners, trained)
+                stop = followers.round(progress)
+                tested = index % self._test_every == 0 or index == rounds or stop
+                tests = self.test() if tested else ()
+                gains: tuple[Gain, ...] = ()
+                if self.twins is not None:
+                    self.twins.train()
+                    gains = self.twins.gains() if tested else ()
+                self.write_back()  # tests may recompute statistics of batch norm
+                if tested and followers:
+                    stop = followers.test(replace(progress, tests=self._by_name(tests))) or stop
+                self._round = index
+                yield Round(index, training, tests, gains)
+                if stop:
+                    return
+        finally:
+            followers.end()
+
+    def _by_name(self, metrics: Sequence[Metrics]) -> dict[str, Metrics]:
+        """Return metrics of all learners by the names of their peers."""
+        names = (learner.network.peer for learner in self._learners)
+        return dict(zip(names, metrics, strict=True))
+
+    def state(self) -> dict[str, Any]:
+        """Return all that continuing takes, between two rounds of `run`: `restore` continues bit for bit.
+
+        It consists of numbers, text, lists, dicts and tensors; `save` writes it to a file. Raises ModelError
+        for an arena with `wire`, `stores`, `sharing` or `shard`, whose state is not in the learners alone.
+        """
+        self._refuse_state()
+        return {
+            "round": self._round,
+            "peers": {
+                learner.network.peer: {
+                    "network": learner.network.flat.detach().clone(),
+                    "learner": learner.state(),
+                }
+                for learner in self._learners
+            },
+            "averager": self._averager.state(),
+            "twins": None if self.twins is None else self.twins.state(),
+            "torch": torch.get_rng_state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned, in an arena that was built as the one it is from.
+
+        Raises ModelError, which names what differs, if the learners are others.
+        """
+        self._refuse_state()
+        peers, names = state["peers"], [learner.network.peer for learner in self._learners]
+        if [*peers] != names:
+            raise ModelError(
+                f"the state has the peers {', '.join(peers):.80}, the arena {', '.join(names):.80}: build "
+                "the same learners in the same order"
+            )
+        if (state["twins"] is None) != (self.twins is None):
+            raise ModelError("the state and the arena differ in `twins`: build the same arena")
+        for learner in self._learners:
+            restore_learner(learner, peers[learner.network.peer])
+        self._averager.restore(state["averager"])
+        if self.twins is not None:
+            self.twins.restore(state["twins"])
+        torch.set_rng_state(state["torch"])
+        self._finished = self._round = int(state["round"])
+
+    def save(self, path: str | Path) -> None:
+        """Write the arena's state to a file, without pickle; see `state`."""
+        save_checkpoint(Path(path), {"arena": self.state(), "gossamer": __version__})
+
+    def load(self, path: str | Path) -> None:
+        """Continue from a file that `save` wrote; see `restore`."""
+        self.restore(read_arena_state(Path(path))["arena"])
+
+    def _refuse_state(self) -> None:
+        """Raise ModelError if the state is not in the learners alone."""
+        parts = {
+            "wire": self._wired, "stores": self._stores, "sharing": self.sharing, "shard": self._shard,
+        }  # fmt: skip
+        if given := [name for name, value in parts.items() if value]:
+            raise ModelError(
+                f"an arena with `{given[0]}` cannot be saved and continued: leave out `{given[0]}`, or run "
+                "it as a whole"
+            )
 
     def train_and_average(self) -> tuple[Metrics, ...]:
         """Train and average once; with `sharing`, also decide what is shared from now on."""
@@ -353,6 +450,11 @@ class Arena:
         return self._run_tasks(
             peers, [(group, group.test(rows)) for group, rows in self._rows_by_group(peers)]
         )
+
+    def refresh(self) -> None:
+        """Put values and states of the learners that were replaced into the stacks; `run` does this first."""
+        for group in self._groups:
+            group.refresh()
 
     def write_back(self) -> None:
         """Copy the values of stacks on another device to the learners; `run` does this after every round."""
@@ -441,11 +543,56 @@ class Twins:
             self._arena.train(twins)
         self._trainings += 1
 
+    def state(self) -> dict[str, Any]:
+        """Return what continuing takes."""
+        twins = [
+            {"network": twin.network.flat.detach().clone(), "learner": twin.state()}
+            for twin in self.alone
+        ]
+        return {"twins": twins, "trainings": self._trainings}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        for twin, saved in zip(self.alone, state["twins"], strict=True):
+            restore_learner(twin, saved)
+        self._trainings = int(state["trainings"])
+        self._arena.refresh()
+
     def gains(self) -> tuple[Gain, ...]:
         """Test each of the learners and its twin, and return how much better the learner is."""
         self._arena.write_back()
         pairs = zip(self._learners, self.alone, strict=True)
         return tuple(measure_gain(learner, alone) for learner, alone in pairs)
+
+
+def restore_learner(learner: Learner, saved: Mapping[str, Any]) -> None:
+    """Give a learner the values and the state of a saved one; ModelError if its network has another size."""
+    values = saved["network"]
+    if values.shape != learner.network.flat.shape:
+        raise ModelError(
+            f"peer {learner.network.peer!r}: the state has {values.numel()} parameters, its network "
+            f"{learner.network.flat.numel()}: build the same network"
+        )
+    learner.network.flat.copy_(values)
+    learner.restore(saved["learner"])
+
+
+def read_arena_state(path: Path) -> dict[str, Any]:
+    """Read a file that `Arena.save` or `gossamer simulate --checkpoint` wrote; raises ModelError."""
+    try:
+        tree = load_checkpoint(path)
+    except PeerError as error:
+        raise ModelError(str(error)) from None
+    if tree is None:
+        raise ModelError(f"{path}: there is no such file")
+    if "arena" not in tree:
+        raise ModelError(f"{path}: is a checkpoint of a live peer, not of a simulation")
+    if (version := tree["gossamer"]) != __version__:
+        raise ModelError(
+            f"{path}: was written by version {version} of gossamer, and this is {__version__}: continue it "
+            "with that version, or run it as a whole"
+        )
+    return tree
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -388,14 +388,19 @@ class VirtualTime(EventSimulator):
         for peer in np.flatnonzero(world.present_at(0.0)).tolist():
             self._begin_session(peer, founder=True)
 
-    def run(self, seconds: float) -> None:
-        """Let virtual time pass; events are planned one push interval ahead."""
+    def run(self, seconds: float, stop: Callable[[], bool] = lambda: False) -> None:
+        """Let virtual time pass; events are planned one push interval ahead.
+
+        stop: called after every push interval; if it returns True, time stops there.
+        """
         end = self.now + seconds
         while self.now < end:
-            stop = min(self.now + self.world.conditions.push_interval, end)
-            self._schedule_until(stop)
-            self._run_until(stop)
-            self.now = stop
+            until = min(self.now + self.world.conditions.push_interval, end)
+            self._schedule_until(until)
+            self._run_until(until)
+            self.now = until
+            if until < end and stop():
+                return
 
     def _schedule_until(self, end: float) -> None:
         """Schedule all events before `end`, except for those of transfers, which their pushes schedule."""

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -336,6 +336,29 @@ class Averager:
             else:
                 self._plans.append(_StackedModel(model, peers, networks, rows, digests))
         self._weights = [initial_weights[plan.members] for plan in self._plans]
+
+    def state(self) -> dict[str, Any]:
+        """Return what continuing needs: how often models were averaged, and the weights of their peers."""
+        plans = zip(self._plans, self._weights, strict=True)
+        return {
+            "step": self.step,
+            "weights": {plan.model: weights.tolist() for plan, weights in plans},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned; ModelError if other models are averaged."""
+        saved = {model: np.array(weights) for model, weights in state["weights"].items()}
+        own = {
+            plan.model: weights.shape
+            for plan, weights in zip(self._plans, self._weights, strict=True)
+        }
+        if {model: weights.shape for model, weights in saved.items()} != own:
+            raise ModelError(
+                f"the state has the shared partial models {sorted(saved)}, the arena {sorted(own)}, or other "
+                "peers share them: build the same arena"
+            )
+        self.step = int(state["step"])
+        self._weights = [saved[plan.model] for plan in self._plans]
 
     @property
     def common_width_models(self) -> list[str]:

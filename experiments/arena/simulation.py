@@ -34,20 +34,26 @@ import networkx as nx
 import numpy as np
 import torch
 
+from gossamer import __version__
+
 from ...gossip import ONE, Array, DictStore, Partition, SteadyMode
 from ...gossip.compress import Shapes, Traffic
 from ...models import (
     AssociativeNetwork,
+    Callback,
+    CallbackList,
     Gain,
     Layout,
     Metrics,
     ModelError,
+    Progress,
     SwarmGain,
     as_record,
+    make_callbacks,
 )
 from ...models.sharing import by_hand_text, check_learner, untrained_text
 from ...models.stack import MemoryNeeds, estimate_memory, free_memory
-from ...peer import MatchedStore, blocks, schema_entries
+from ...peer import MatchedStore, blocks, save_checkpoint, schema_entries
 from ...topology import Event, Schedule, TopologyError, draw_events, read_events
 from ..build import (
     Member,
@@ -62,6 +68,7 @@ from ..build import (
     write_peers,
 )
 from ..cli import console
+from ..config.named_files import fingerprint
 from ..config.needs import warn_unused_keys
 from ..config.tables import Churn, Config, ConfigError, Time
 from ..graphs.swarm import (
@@ -83,7 +90,7 @@ from ..results import (
     write_csv,
     write_json,
 )
-from .arena import Arena, Round, Twins
+from .arena import Arena, Round, Twins, read_arena_state
 from .events import EventSimulator, VirtualTime, Wire, score_of
 from .lockstep import Gossip, Mixing, Robust, Server, Steady
 from .network import Conditions, TimeError, World
@@ -225,12 +232,16 @@ class Simulation:
             return None
         return links.union(0, links.period or WINDOW) if isinstance(links, Schedule) else links
 
-    def rounds(self, arena: Arena | None = None) -> Iterator[Round]:
+    def rounds(
+        self, arena: Arena | None = None, callbacks: Sequence[Callback] = ()
+    ) -> Iterator[Round]:
         """Run the config's rounds, in a new arena if none is given.
 
         With several ranks, rank 0 yields the metrics of all peers, and the others those of their own.
+
+        callbacks: see Arena.run. Those that the config names are made by `simulate`.
         """
-        for round in (arena or self.arena()).run(self.config.round_count):
+        for round in (arena or self.arena()).run(self.config.round_count, callbacks):
             yield round if self.shard is None else self.shard.gather_round(round)
 
 
@@ -255,6 +266,7 @@ def refuse_in_shards(config: Config, source: str) -> None:
     # For every key that does not allow it: why, and whether the config uses it.
     reasons = {
         "time": ("virtual time is simulated in one process", config.time is not None),
+        "callbacks": ("callbacks see all peers", bool(config.callbacks)),
         "sharing": ("what peers share is decided in one process", config.sharing == "auto"),
         "fednp": ("FedNP is simulated in one process", config.fednp is not None),
         "training.prior": ('"auto" compares the labels of all peers', config.training.prior == "auto"),
@@ -396,6 +408,10 @@ class LearningSimulation:
         on_test: Callable[[PeerTestResult], None] = lambda _: None,
     ):
         self.config = config
+        self._callbacks = CallbackList()
+        self._callback_rounds, self._stopped_by = 0, ""
+        self._latest_tests: dict[str, Metrics] = {}
+        self._training: dict[str, Metrics] = {}
         if any(model.matching == "fuse" for model in config.models):
             raise ConfigError(
                 f"{source}: key 'models': matching 'fuse' is not supported in virtual time; leave out "
@@ -406,6 +422,8 @@ class LearningSimulation:
         self.members, _ = members_in_order(Swarm(config, source))
         self.graph = graph = _graph(config, self.members, source)
         self.world, self.seconds = _world(config, graph, source)
+        rounds = self.seconds / self.world.conditions.push_interval * (1 - _TIME_TOLERANCE)
+        self._planned_rounds = math.ceil(rounds)
         self.tests = AccuracyLog(presence_of(self.world, [member.name for member in self.members]))
         peers_of_model = shared_models(self.members)
         check_compression(config, self.members, peers_of_model, source)
@@ -469,17 +487,71 @@ class LearningSimulation:
         finally:
             network.flat.copy_(flat)
 
-    def run(self) -> None:
-        """Run for the config's virtual time, then test every peer that is online."""
-        for peer in self._online(0.0):
-            self._begin_job(peer, 0.0)
-        self.events.run(self.seconds * (1 + _TIME_TOLERANCE))
-        self._drop_unfinished_jobs()
-        self._write_networks()
-        online = self._online(self.seconds)
-        for peer, metrics in zip(online, self._arena.test(online), strict=True):
-            self._report(PeerTestResult(self.seconds, self.rounds[peer], peer, metrics))
+    def run(self, callbacks: Sequence[Callback] = ()) -> None:
+        """Run for the config's virtual time, then test every peer that is online.
+
+        callbacks: follow the run, and may stop it; see gossamer.models.Callback. For them, a round takes as
+            long as an average peer trains for one, and every `test_every` rounds they are told the latest
+            test of every peer that is online, which is known when the training after it has ended.
+        """
+        self._callbacks = CallbackList(callbacks)
+        try:
+            for peer in self._online(0.0):
+                self._begin_job(peer, 0.0)
+            if self._callbacks.start(self._progress(0.0)):
+                self.seconds, self._stopped_by = 0.0, "start"
+            else:
+                self.events.run(self.seconds * (1 + _TIME_TOLERANCE), self._follow)
+            self._drop_unfinished_jobs()
+            self._write_networks()
+            online = self._online(self.seconds)
+            for peer, metrics in zip(online, self._arena.test(online), strict=True):
+                self._report(PeerTestResult(self.seconds, self.rounds[peer], peer, metrics))
+            if not self._stopped_by:
+                self._callback_rounds += 1
+                self._callbacks.round(self._progress(self.seconds))
+            if self._stopped_by in ("", "round"):
+                self._callbacks.test(self._progress(self.seconds, tested=True))
+        finally:
+            self._callbacks.end()
         self._measure_gains(online)
+
+    def _follow(self) -> bool:
+        """Call the callbacks after a push interval; return whether to stop, and set `seconds` then."""
+        now = self.events.now
+        if not self._callbacks or now >= self.seconds * (1 - _TIME_TOLERANCE):
+            return False
+        self._callback_rounds += 1
+        with self._current_networks():
+            is_due = self._callback_rounds % self.config.test_every == 0
+            tested = self._progress(now, tested=True)
+            if self._callbacks.round(self._progress(now)):
+                self._stopped_by = "round"
+            elif is_due and self._latest_tests and self._callbacks.test(tested):
+                self._stopped_by = "test"
+        if self._stopped_by:
+            self.seconds = now
+        return bool(self._stopped_by)
+
+    def _progress(self, time: float, *, tested: bool = False) -> Progress:
+        """Return what callbacks are told; tested: with the latest test of every peer that is online."""
+        names = [self.members[peer].name for peer in self._online(time)]
+        tests = {name: self._latest_tests[name] for name in names if name in self._latest_tests}
+        return Progress(
+            self._callback_rounds, self._planned_rounds, [each.learner for each in self.members],
+            dict(self._training), tests if tested else {}, time,
+        )  # fmt: skip
+
+    @contextmanager
+    def _current_networks(self) -> Iterator[None]:
+        """Let the networks have the peers' values of now, without the training that is under way."""
+        flats = [member.network.flat.clone() for member in self.members]
+        self.stop()
+        try:
+            yield
+        finally:
+            for member, flat in zip(self.members, flats, strict=True):
+                member.network.flat.copy_(flat)
 
     def _measure_gains(self, online: Sequence[int]) -> None:
         """Train each twin for as many rounds as its peer, and compare the two if the peer is online."""
@@ -538,7 +610,8 @@ class LearningSimulation:
         self._run_due_tests(peers)
         for peer in peers:
             self._jobs[peer].flat_before = self.members[peer].network.flat.clone()
-        self._arena.train(peers)
+        for peer, metrics in zip(peers, self._arena.train(peers), strict=True):
+            self._training[self.members[peer].name] = metrics
         for peer in peers:
             job, network = self._jobs[peer], self.members[peer].network
             job.after = {model: network.read(model).cpu().numpy() for model in job.start}
@@ -563,6 +636,7 @@ class LearningSimulation:
         """Add the result of a test to `tests`, and pass it to `on_test`."""
         name = self.members[test.peer].name
         self.tests.add(name, test.time, test.round, test.metrics.accuracy)
+        self._latest_tests[name] = test.metrics
         self._on_test(test)
 
     def _drop_unfinished_jobs(self) -> None:
@@ -707,7 +781,10 @@ def simulate(
     results: Results,
     *,
     networks: bool = False,
-    on_round: Callable[[Round], None] = lambda _: None,
+    callbacks: Sequence[Callback] = (),
+    checkpoint_every: int | None = None,
+    resume: Path | None = None,
+    source: str = "config",
 ) -> list[Path]:
     """Run a simulation in lockstep, write its results, and return the paths of the files.
 
@@ -718,10 +795,20 @@ def simulate(
     and KeyboardInterrupt is raised again.
 
     networks: whether every peer's network is saved too, as safetensors.
-    on_round: called after every round.
+    callbacks: follow the run, as those do that the config names, and may stop it.
+    checkpoint_every: rounds from one checkpoint to the next; they are written to checkpoint.safetensors.
+    resume: the folder of an earlier run, which is continued from its checkpoint: its records up to there are
+        copied, and those of the other rounds are the same, bit for bit, as without the interruption. Raises
+        ConfigError, which names the key, if the config is another one.
+    source: the config's file, with whose named files the checkpoint is compared.
     """
     # Before the results folder is created, since this raises if memory is too small.
     arena, members, peers = simulation.arena(), simulation.members, simulation.peers()
+    earlier: list[dict[str, Any]] = []
+    if resume is not None or checkpoint_every:
+        _check_checkpoints(simulation, source)
+    if resume is not None:
+        earlier = _resume(simulation, arena, resume, source)
     simulator, graph, shard = arena.wire_simulation, simulation.graph(), simulation.shard
     if shard is not None and shard.rank:
         return _simulate_other_rank(simulation, arena, shard, networks)
@@ -733,9 +820,12 @@ def simulate(
     ):
         console.warn(f"{arena.needs()}{' on rank 0' if shard is not None else ''}")
         gains: Sequence[Gain] = ()
+        for record in earlier:
+            file.write(record)
         try:
             with _write_sharing(arena.sharing, results.folder) as print_new_decisions:
-                for round in simulation.rounds(arena):
+                followers = _all_callbacks(callbacks, simulation.config, results.folder)
+                for round in simulation.rounds(arena, followers):
                     gains = round.gains or gains
                     gain_records = {gain.peer: _gain_record(gain) for gain in round.gains}
                     for peer, test in zip(
@@ -744,7 +834,11 @@ def simulate(
                         record = _test_record(peer, test) | gain_records.get(peer.name, {})
                         file.write({"round": round.index, **record})
                     print_new_decisions()
-                    on_round(round)
+                    if checkpoint_every and round.index % checkpoint_every == 0:
+                        save_checkpoint(
+                            results.folder / CHECKPOINT_FILE,
+                            _checkpoint_tree(simulation.config, arena, source),
+                        )
         finally:
             written += _write_gains(results.folder, gains, len(peers))
         if shard is not None:
@@ -752,6 +846,86 @@ def simulate(
     if arena.sharing is not None:
         written.append(results.folder / SHARING_FILE)
     return written
+
+
+CHECKPOINT_FILE = "checkpoint.safetensors"
+"""The file with the state of a simulation in its results folder."""
+FREE_KEYS = ("name", "rounds", "callbacks")
+"""Keys in which a config may differ from that of the checkpoint which it continues."""
+
+
+def _checkpoint_tree(config: Config, arena: Arena, source: str) -> dict[str, Any]:
+    """Return what a checkpoint of a simulation holds."""
+    return {
+        "arena": arena.state(), "gossamer": __version__, "config": config.model_dump(mode="json"),
+        "files": fingerprint(config, source),
+    }  # fmt: skip
+
+
+def _check_checkpoints(simulation: Simulation, source: str) -> None:
+    """Raise ConfigError, which names the key, if a simulation cannot be saved and continued."""
+    config, gossip = simulation.config, simulation.config.gossip
+    reasons = {
+        "sharing": ("what peers have measured to decide with", config.sharing == "auto"),
+        "gossip.mode": ("what peers know of their neighbours", gossip.mode == "steady"),
+        "gossip.robust": ("what peers know of their neighbours", gossip.robust != "none"),
+        **{f"gossip.{key}": ("what was sent over each link", True) for key in gossip.lossy_keys},
+        "models": ("cells at a common width", bool(simulation.stores)),
+    }
+    for key, (what, is_used) in reasons.items():
+        if is_used:
+            raise ConfigError(
+                f"{source}: key {key!r}: checkpoints do not hold {what}; leave out the key, or --checkpoint "
+                "and --resume"
+            )
+
+
+def _resume(
+    simulation: Simulation, arena: Arena, folder: Path, source: str
+) -> list[dict[str, Any]]:
+    """Let an arena continue from an earlier run's checkpoint; return the records of the rounds before it."""
+    config, path = simulation.config, folder / CHECKPOINT_FILE
+    try:
+        tree = read_arena_state(path)
+    except ModelError as error:
+        raise ConfigError(f"--resume {folder}: {error}") from None
+    saved, own = tree["config"], config.model_dump(mode="json")
+    if key := _first_difference(saved, own, FREE_KEYS):
+        raise ConfigError(
+            f"{source}: key {key!r}: {path} is of a run with another value; continue with the same config, "
+            f"which is in {folder / 'config.json'}"
+        )
+    if tree["files"] != fingerprint(config, source):
+        raise ConfigError(
+            f"{source}: a file or module that it names has changed since {path} was written; run it as a "
+            "whole"
+        )
+    try:
+        arena.restore(tree["arena"])
+    except ModelError as error:
+        raise ConfigError(f"{source}: {path}: {error}") from None
+    last = tree["arena"]["round"]
+    if last >= config.round_count:
+        raise ConfigError(
+            f"{source}: key 'rounds': {path} is after round {last}, so nothing is left to run; raise it"
+        )
+    return [each for each in read_records(folder / "metrics.jsonl") if each["round"] <= last]
+
+
+def _first_difference(one: Any, other: Any, leave_out: Sequence[str] = ()) -> str:
+    """Return the path of the first key in which two tables differ; empty if none does."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in (*one, *(key for key in other if key not in one)):
+            if key in leave_out or one.get(key) == other.get(key):
+                continue
+            inner = _first_difference(one.get(key), other.get(key))
+            return f"{key}.{inner}" if inner else str(key)
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            if left != right:
+                inner = _first_difference(left, right)
+                return f"{index}.{inner}" if inner else str(index)
+    return ""
 
 
 def _simulate_other_rank(
@@ -797,29 +971,22 @@ def simulate_in_time(
     *,
     networks: bool = False,
     threads: int = 1,
-    on_start: Callable[[float], None] = lambda seconds: None,
     on_test: Callable[[PeerTestResult], None] = lambda _: None,
-    on_mean: Callable[[Mean], None] = lambda _: None,
+    callbacks: Sequence[Callback] = (),
 ) -> list[Path]:
     """Run a config with a [time] table in virtual time, and write the files of `simulate`.
 
     traffic.csv is always written, and presence.csv too: it lists when each peer was online, if peers come and
     go. If the config cannot be run, no results folder is created.
 
-    on_start: called with the virtual seconds to run, once the config has proved to be right.
-    on_test: called with the result of every test.
-    on_mean: called about a hundred times, and at the end, with the mean accuracy of the online peers.
+    on_test: called with the result of every test of a peer.
+    callbacks: follow the run, as those do that the config names, and may stop it.
     """
-    next_mean = 0.0
 
     def record_test(test: PeerTestResult) -> None:
-        nonlocal next_mean
         record = _test_record(run.members[test.peer], test.metrics)
         file.write({"time": test.time, "round": test.round, **record})
         on_test(test)
-        if test.time >= next_mean:
-            next_mean = test.time + run.seconds / _CURVE_POINTS
-            on_mean(run.tests.mean(test.time))
 
     warn_unused_keys(config, "virtual", source)
     # Before the results folder is created, since this raises if the config is wrong.
@@ -830,7 +997,6 @@ def simulate_in_time(
         file,
         written,
     ):
-        on_start(run.seconds)
         rows = (
             [peer, arrived, left]
             for peer, online_periods in run.tests.presence.items()
@@ -838,13 +1004,17 @@ def simulate_in_time(
         )
         write_csv(results.folder / "presence.csv", ["peer", "from", "until"], rows)
         try:
-            run.run()
+            run.run(_all_callbacks(callbacks, config, results.folder))
         except KeyboardInterrupt:
             run.stop()
             raise
         written += _write_gains(results.folder, run.gains, config.peers)
-        on_mean(run.tests.mean(run.seconds))
     return written
+
+
+def _all_callbacks(callbacks: Sequence[Callback], config: Config, folder: Path) -> list[Callback]:
+    """Return the given callbacks and those that a config names; folder: of the results."""
+    return [*callbacks, *make_callbacks(config.callbacks, folder, config.name)]
 
 
 @contextmanager
@@ -995,7 +1165,7 @@ def summarise(out: Path, title: str) -> list[Path]:
 # --- accuracy over time -----------------------------------------------------------------------------
 
 _CURVE_POINTS = 100
-"""About how often `on_mean` is called in a run, and the number of points of a drawn curve."""
+"""The number of points of a drawn curve."""
 
 Presence = Mapping[str, Sequence[tuple[float, float]]]
 """For each peer the periods in which it was online, in order: when it arrived, and when it left. A peer that

@@ -41,7 +41,7 @@ from .live import service_app
 from .topology import topology_app
 
 if TYPE_CHECKING:
-    from ..arena import Mean, Round
+    from ...models import Callback, Progress
     from ..arena.shards import RankGroup
     from ..config.tables import Config
     from ..results import Results
@@ -112,6 +112,8 @@ def simulate_command(
     *,
     output: Output,
     networks: YesOrNo = False,
+    checkpoint: AtLeastOneIfGiven = None,
+    resume: Path | None = None,
     shards: AtLeastOne = 1,
     device: str | None = None,
     show_settings: bool = False,
@@ -124,12 +126,17 @@ def simulate_command(
     Args:
         config: A TOML file, or example:NAME; see gossamer examples.
         networks: Save every peer's network as safetensors.
+        checkpoint: Save the state of the whole swarm every so many rounds, for --resume.
+        resume: The folder of a run with checkpoints, such as results/NAME/latest: continue it in a new
+            folder, with the same results, bit for bit, as without the interruption. The config must be the
+            same, except for rounds, which may be more.
         shards: Divide the peers among this many processes on this machine. For several machines, start
             the command by torchrun on each: torchrun … -m gossamer simulate CONFIG.
         device: Where peers train, as in cuda; the key training.device of the config if left out.
     """
+    saving = {"checkpoint": checkpoint, "resume": resume}
     if not started_by_torchrun():
-        _simulate(config, output, networks, shards, device, show_settings)
+        _simulate(config, output, networks, shards, device, show_settings, saving)
         return
     load_torch()
     from ..arena.shards import join_ranks
@@ -137,7 +144,7 @@ def simulate_command(
     with join_ranks() as ranks:
         if shards not in (1, ranks.count):
             raise ConfigError(f"--shards {shards}: torchrun has started {ranks.count} processes")
-        _simulate(config, output, networks, 1, device, show_settings, ranks)
+        _simulate(config, output, networks, 1, device, show_settings, saving, ranks)
 
 
 def _simulate(
@@ -147,9 +154,10 @@ def _simulate(
     shards: int,
     device: str | None,
     show_settings: bool,
+    saving: Mapping[str, Any],
     ranks: RankGroup | None = None,
 ) -> None:
-    """Run `gossamer simulate`; ranks: if this process is one of several."""
+    """Run `gossamer simulate`; ranks: if this process is one of several; saving: --checkpoint, --resume."""
     from ..config.tables import load_config
 
     settings = load_config(config).on_device(device)
@@ -161,8 +169,14 @@ def _simulate(
         from .show_settings import show_config
 
         options = {"networks": (networks, False), "shards": (shards, 1)}
+        options |= {name: (value, None) for name, value in saving.items()}
         show_config(settings, str(config), out=(output.out, folder), **options)
         return
+    if given := [f"--{name}" for name, value in saving.items() if value]:
+        several = shards > 1 or ranks is not None
+        if several or settings.time is not None:
+            where = "over several processes" if several else "in virtual time ([time])"
+            raise ConfigError(f"{config}: {given[0]}: simulations {where} cannot be continued")
     results = output.results(folder, "simulate")
     load_torch()  # after the config is checked: importing torch takes seconds
     if shards > 1:
@@ -173,12 +187,13 @@ def _simulate(
         launch(shards, sys.executable, "-m", "gossamer", *console.Invocation.arguments)
         return
     if ranks is not None:
-        files = _in_lockstep(settings, str(config), results, networks, ranks)
+        files = _in_lockstep(settings, str(config), results, networks, saving, ranks)
         if ranks.rank:  # rank 0 has the results
             return
+    elif settings.time is None:
+        files = _in_lockstep(settings, str(config), results, networks, saving)
     else:
-        simulate = _in_lockstep if settings.time is None else _in_virtual_time
-        files = simulate(settings, str(config), results, networks)
+        files = _in_virtual_time(settings, str(config), results, networks)
     from ..arena import read_gain
 
     if gain := read_gain(results.folder):
@@ -192,6 +207,7 @@ def _in_lockstep(
     source: str,
     results: Results,
     networks: bool,
+    saving: Mapping[str, Any],
     ranks: RankGroup | None = None,
 ) -> list[Path]:
     """Simulate a config without a [time] table; return the files that were written."""
@@ -199,42 +215,58 @@ def _in_lockstep(
 
     simulation = Simulation.of(settings, source, ranks=ranks)
     with console.progress("rounds") as bar:
-        task = bar.add_task(settings.name, total=settings.round_count, latest="")
+        callbacks = [] if ranks is not None else [_bar_callback(bar, settings.name)]
+        return simulate(
+            simulation, results, networks=networks, callbacks=callbacks, source=source,
+            checkpoint_every=saving["checkpoint"], resume=saving["resume"],
+        )  # fmt: skip
 
-        def show(round: Round) -> None:
-            bar.advance(task)
-            if round.tests:
-                bar.update(task, latest=f"accuracy {round.accuracy:.3f}")
 
-        return simulate(simulation, results, networks=networks, on_round=show)
+def _bar_callback(bar: Any, name: str) -> Callback:
+    """Return a callback that shows on a progress bar how far a run is."""
+    from ...models import Callback
+
+    class Bar(Callback):
+        def start(self, progress: Progress) -> None:
+            self.task = bar.add_task(name, total=progress.rounds, latest="")
+
+        def round(self, progress: Progress) -> None:
+            bar.update(self.task, completed=progress.round)
+
+        def test(self, progress: Progress) -> None:
+            mean = progress.value()
+            latest = (
+                f"accuracy {mean:.3f}" if mean == mean else f"loss {progress.value('loss'):.4g}"
+            )
+            bar.update(self.task, latest=latest)
+
+    return Bar()
 
 
 def _in_virtual_time(settings: Config, source: str, results: Results, networks: bool) -> list[Path]:
     """Simulate a config with a [time] table; return the files that were written."""
+    from ...models import Callback
     from ..arena import simulate_in_time
 
-    last_mean: Mean | None = None
+    last: Progress | None = None
 
-    def show(mean: Mean) -> None:
-        nonlocal last_mean
-        last_mean = mean
-        latest = f"accuracy {mean.accuracy:.3f}" if mean.peers else "no peers present"
-        bar.update(task, completed=round(mean.time), latest=latest)
+    class KeepLast(Callback):
+        def end(self, progress: Progress) -> None:
+            nonlocal last
+            last = progress
 
-    with console.progress("seconds") as bar:
-        task = bar.add_task(settings.name, total=None, latest="")
+    with console.progress("rounds") as bar:
         files = simulate_in_time(
             settings,
             results,
             source,
             networks=networks,
             threads=os.cpu_count() or 1,
-            on_start=lambda seconds: bar.update(task, total=round(seconds)),
-            on_mean=show,
+            callbacks=[_bar_callback(bar, settings.name), KeepLast()],
         )
-    if last_mean and last_mean.peers:
+    if last is not None and last.tests:
         console.say(
-            f"accuracy {last_mean.accuracy:.3f}: the mean over the {last_mean.peers} of {settings.peers} "
+            f"accuracy {last.value():.3f}: the mean over the {len(last.tests)} of {settings.peers} "
             "peers that are present at the end"
         )
     else:

@@ -66,7 +66,8 @@ def named_files(config: Experiment, source: str = "config") -> list[Path]:
             files += topology_files(config.topology, folder)
         if config.time and config.time.churn and config.time.churn.trace:
             files.append(folder / config.time.churn.trace)
-    for entry in (config.data.set, config.network.entry or ""):
+    entries = (*config.training.metrics, *config.callbacks)
+    for entry in (config.data.set, config.network.entry or "", *entries):
         files += entry_files(entry, folder)
     if (trained := config.network.trained) is not None:
         files += [folder / trained.replace("{peer}", str(peer)) for peer in range(config.peers)]

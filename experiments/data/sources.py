@@ -11,7 +11,6 @@ import http.client
 import inspect
 import os
 import shutil
-import sys
 import tempfile
 import urllib.request
 import zipfile
@@ -27,7 +26,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import wrap_file
 
-from gossamer.entry import EntryError, call_entry, load_entry
+from gossamer.entry import EntryError, call_entry, import_from, load_entry
 from gossamer.errors import GossamerError, hint
 
 if TYPE_CHECKING:
@@ -97,9 +96,7 @@ def _load_from_function(entry: str, seed: int, folder: Path | None) -> Dataset:
     """
     from .dataset import Dataset  # imports torch, which listing names does not need
 
-    module_folder = str((folder or Path()).resolve())
-    if module_folder not in sys.path:
-        sys.path.insert(0, module_folder)
+    import_from(folder or Path())
     try:
         function = load_entry(entry)
         try:

@@ -18,7 +18,11 @@ from .gossip import AutoPartialModels, GossipSgd, PartialModels
 from .method import Client, Method, RoundContext, ServerMethod
 from .moon import Moon
 
-__all__ = ["METHODS", "Client", "Method", "RoundContext", "ServerMethod"]
+__all__ = [
+    "METHODS", "AutoPartialModels", "Client", "Downpour", "Ensemble", "FedAvg", "FedDyn", "FedNP", "FedPer",
+    "FedProx", "GossipSgd", "Local", "Method", "Moon", "PartialModels", "Pooled", "RoundContext",
+    "Scaffold", "ServerMethod",
+]  # fmt: skip
 
 METHODS: Mapping[str, type[Method]] = MappingProxyType(
     {

@@ -1,6 +1,7 @@
-"""`gossamer compare`: runs several federated methods on the same clients; writes a table and a picture.
+"""Runs several federated methods on the same clients: `gossamer compare`, and `compare` for Python.
 
-Accuracies are compared after equal numbers of rounds and after equal numbers of bytes sent.
+Accuracies, or another metric, are compared after equal numbers of rounds and of bytes sent; differences of
+methods are paired seed by seed.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import json
 import math
 import textwrap
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle
 from pathlib import Path
@@ -18,13 +19,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from gossamer.entry import EntryError, import_from, load_entry
 from gossamer.errors import hint
 
 from ...gossip import Count
 from ...gossip.compress import CompressError
 from ...models import ModelError
 from ..cli import console
-from ..config.named_files import digest, named_files, refuse_changed, topology_files
+from ..config.named_files import (
+    digest,
+    entry_files,
+    named_files,
+    refuse_changed,
+    topology_files,
+)
 from ..config.needs import warn_unused_keys
 from ..config.tables import Config, Experiment, Model, parse_table, read_table, require_table
 from ..errors import ConfigError
@@ -37,7 +45,7 @@ from .method import GLOBAL_MODEL, Client, Method
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ...models import Metrics
+    from ...models import Callback, Metrics, SgdLearner
 
 SWARM_KEYS = ("models", "gossip", "trust", "time", "sweep", "fednp")
 """Keys that a swarm's config may have and a comparison's config may not."""
@@ -55,14 +63,22 @@ class Comparison(Experiment):
     """Runs of every method. The data split, starting values and order of samples depend on the seed."""
     server: bool = True
     """Whether there is a server. Without one, methods that need it are refused."""
+    metric: str = "accuracy"
+    """What is compared: accuracy, loss, or the name of a metric in `training.metrics`. Of a loss or an error
+    less is better."""
+    reference: str | None = None
+    """The method with which differences.csv compares the others, seed by seed; the first one if left out."""
     methods: dict[str, dict[str, Any]] = {"fedavg": {}, "gossamer": {}, "local": {}}
     """One table for every line of the picture. The table has the name of a method, or any other name and
-    the key `method`: `[methods.strong-prox]` with `method = "fedprox"` and `mu = 1.0`."""
+    the key `method`: `[methods.strong-prox]` with `method = "fedprox"` and `mu = 1.0`. A method of your own
+    is `method = "my_module:MyMethod"`, a subclass of `gossamer.experiments.federated.Method`."""
 
     def method(self, name: str) -> Method:
         """Return the method that the table [methods.NAME] describes, with its settings."""
         settings = {key: value for key, value in self.methods[name].items() if key != "method"}
-        if (registered := self.registered_name(name)) not in METHODS:
+        if ":" in (registered := self.registered_name(name)):
+            return parse_table(_own_method(registered, name), settings, f"in [methods.{name}]")
+        if registered not in METHODS:
             suggestion = hint(registered, METHODS, are="there are")
             raise ConfigError(f"no method is called {registered!r}; {suggestion}")
         return parse_table(METHODS[registered], settings, f"in [methods.{name}]")
@@ -70,6 +86,19 @@ class Comparison(Experiment):
     def registered_name(self, name: str) -> str:
         """Return the name in `METHODS` of the method that the table [methods.NAME] describes."""
         return str(self.methods[name].get("method", name))
+
+
+def _own_method(entry: str, name: str) -> type[Method]:
+    """Return the user's own class of a method, `module:class`."""
+    try:
+        found = load_entry(entry)
+    except EntryError as error:
+        raise ConfigError(f"in [methods.{name}]: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(
+            f"in [methods.{name}]: {entry} is not a subclass of gossamer.experiments.federated.Method"
+        )
+    return found
 
 
 def load_comparison(path: str | Path) -> Comparison:
@@ -80,12 +109,14 @@ def load_comparison(path: str | Path) -> Comparison:
 def parse_comparison(table: dict[str, Any], source: str = "config") -> Comparison:
     """Return the comparison that a table describes; raises ConfigError, which begins with `source`."""
     require_table(table, source, "load_comparison")
+    import_from(Path(source).parent)  # methods of one's own
     if "methods" not in table and (swarm_keys := [key for key in SWARM_KEYS if key in table]):
         raise ConfigError(
             f"{source}: has {swarm_keys[0]!r}, so it is a swarm's config: run it with gossamer simulate or "
             "gossamer swarm. A comparison has a table [methods.NAME] for each method"
         )
     config = parse_table(Comparison, table, source)
+    reference = config.reference or ""
     mistakes = {
         f"'peers': should be at least 2 clients, not {config.peers}": config.peers < 2,
         "'network.layout': methods need gradients, and the associative network has none": (
@@ -93,6 +124,9 @@ def parse_comparison(table: dict[str, Any], source: str = "config") -> Compariso
         ),
         "'methods': is empty; write a table such as [methods.fedavg] for each method to compare. Methods "
         f"are {', '.join(METHODS)}": not config.methods,
+        f"'reference': no method is called {reference!r}; {hint(reference, config.methods)}": (
+            bool(reference) and reference not in config.methods
+        ),
     }
     for mistake, is_made in mistakes.items():
         if is_made:
@@ -140,6 +174,7 @@ def clients_of(
     swarm = Config(
         seed=seed, peers=config.peers, data=config.data, tasks=config.tasks,
         network=config.network, training=training, models=[Model(name=GLOBAL_MODEL, share=1.0)],
+        callbacks=config.callbacks,
     )  # fmt: skip
     clients = []
     for member in Swarm(swarm, source, load_once).members():
@@ -166,7 +201,7 @@ class Cell(StudyCell):
         It leaves out other methods and the number of seeds: with more of them, finished runs stay valid.
         """
         shared_settings = self.config.model_dump(
-            mode="json", exclude={"name", "methods", "seeds", "seed", "server"}
+            mode="json", exclude={"name", "methods", "seeds", "seed", "server", "reference"}
         )
         method_settings = self.config.method(self.line).model_dump(mode="json")
         method = self.config.registered_name(self.line)
@@ -175,6 +210,7 @@ class Cell(StudyCell):
         # The graph of a method may come from a file or from a function of the user.
         if "topology" in method_settings:
             files += topology_files(method_settings["topology"], Path())
+        files += entry_files(method, Path(self.source).parent)
         return key_of(text + digest(files))
 
 
@@ -188,38 +224,79 @@ def check(config: Comparison, source: str = "config") -> None:
             console.warn(f"{source}: in [methods.{name}]: {warning}")
 
 
-def run(cell: Cell) -> Record:
-    """Run one cell and return its record.
+def run(cell: Cell, callbacks: Sequence[Callback] = ()) -> Record:
+    """Run one cell and return its record; everything but seconds depends only on the cell.
 
-    Its curve has, for every test, the accuracy of every client, and the bytes and seconds so far. Seconds are
-    processor time without testing, and depend on the machine; everything else depends only on the cell.
+    callbacks: follow the run, and may stop it.
     """
-    from ...models import seeded_rng
-
     config, method = cell.config, cell.config.method(cell.line)
     clients = clients_of(config, method, cell.seed, cell.source)
+    record = run_method(
+        method, clients, name=cell.line, seed=cell.seed, rounds=config.round_count,
+        test_every=config.test_every, metric=config.metric, callbacks=callbacks, source=cell.source,
+    )  # fmt: skip
+    return {"key": cell.key, **record}
+
+
+def run_method(
+    method: Method,
+    clients: list[Client],
+    *,
+    name: str,
+    seed: int,
+    rounds: int,
+    test_every: int = 1,
+    metric: str = "accuracy",
+    callbacks: Sequence[Callback] = (),
+    source: str = "compare",
+) -> Record:
+    """Run a method on clients and return the run's record.
+
+    Its curve has, for every test, the accuracy of every client, its value of the metric if that is another,
+    and the bytes and seconds so far. Seconds are processor time without testing.
+
+    source: begins the message of an error.
+    """
+    from ...models import CallbackList, Progress, seeded_rng
+
     sent_bytes, seconds = 0, 0.0
     # Counted before the start, because a method may hold some samples out.
     samples = [client.sample_count for client in clients]
-    state = _start(method, clients, cell.line, cell.source)
-    curve = [_curve_point(0, sent_bytes, seconds, method.test(state, clients))]
-    for round_number in range(1, config.round_count + 1):
-        # Every round has its own random generator: participants are the same for all methods, however
-        # many random numbers a method draws.
-        context = method.round_context(clients, seeded_rng(cell.seed, "round", round_number))
-        began = time.process_time()
-        try:
-            state = method.round(state, clients, context)
-        except CompressError as error:
-            raise ConfigError(f"{cell.source}: in [methods.{cell.line}]: {error}") from None
-        seconds += time.process_time() - began
-        sent_bytes += context.total_bytes
-        if round_number % config.test_every == 0 or round_number == config.round_count:
-            tests = method.test(state, clients)
-            curve.append(_curve_point(round_number, sent_bytes, seconds, tests))
+    state = _start(method, clients, name, source)
+    curve = [_curve_point(0, sent_bytes, seconds, method.test(state, clients), metric)]
+    if metric != "accuracy" and not any(map(math.isfinite, curve[0]["values"])):
+        raise ConfigError(
+            f"{source}: key 'metric': tests measure no {metric!r}; name it in training.metrics, or compare "
+            "accuracy or loss"
+        )
+    followers, learners = CallbackList(callbacks), [client.learner for client in clients]
+    stop = followers.start(Progress(0, rounds, learners))
+    try:
+        for round_number in range(1, 0 if stop else rounds + 1):
+            # Every round has its own random generator: participants are the same for all methods, however
+            # many random numbers a method draws.
+            context = method.round_context(clients, seeded_rng(seed, "round", round_number))
+            began = time.process_time()
+            try:
+                state = method.round(state, clients, context)
+            except CompressError as error:
+                raise ConfigError(f"{source}: in [methods.{name}]: {error}") from None
+            seconds += time.process_time() - began
+            sent_bytes += context.total_bytes
+            progress = Progress(round_number, rounds, learners)
+            stop = followers.round(progress)
+            if round_number % test_every == 0 or round_number == rounds or stop:
+                tests = method.test(state, clients)
+                curve.append(_curve_point(round_number, sent_bytes, seconds, tests, metric))
+                by_name = {c.name: test for c, test in zip(clients, tests, strict=True)}
+                stop = followers.test(replace(progress, tests=by_name)) or stop
+            if stop:
+                break
+    finally:
+        followers.end()
     return {
-        "key": cell.key, "method": cell.line, "seed": cell.seed, "bound": method.is_bound,
-        "samples": samples, "curve": curve,
+        "method": name, "seed": seed, "bound": method.is_bound, "samples": samples,
+        "metric": metric, "curve": curve,
     }  # fmt: skip
 
 
@@ -228,7 +305,12 @@ def run_cells(cells: list[Cell], job: Job) -> list[Record]:
 
     Raises ConfigError if a file that they read has changed meanwhile.
     """
-    records = [run(cell) for cell in cells]
+    from ...models import make_callbacks
+
+    records = []
+    for cell in cells:
+        name = f"{cell.line}-{cell.seed}"
+        records.append(run(cell, make_callbacks(cell.config.callbacks, job.folder, name)))
     refuse_changed(cells)
     return records
 
@@ -244,16 +326,25 @@ def _start(method: Method, clients: list[Client], name: str, source: str) -> Any
 
 
 def _curve_point(
-    round_number: int, sent_bytes: int, seconds: float, tests: list[Metrics]
+    round_number: int, sent_bytes: int, seconds: float, tests: list[Metrics], metric: str
 ) -> Record:
     """Return one point of a run's curve as plain data."""
+    from ...models import value_of
+
     accuracies = [round(test.accuracy, 6) for test in tests]
     point = {
         "round": round_number, "bytes": sent_bytes, "seconds": round(seconds, 4),
         "accuracy": accuracies,
     }  # fmt: skip
+    if metric != "accuracy":
+        point["values"] = [round(value_of(test, metric), 6) for test in tests]
     named = sum(tests[1:], tests[0]).values
     return point | ({"metrics": {n: round(v, 6) for n, v in named.items()}} if named else {})
+
+
+def values_at(point: Record) -> list[float]:
+    """Return every client's value of the metric that is compared, at a point of a run's curve."""
+    return point.get("values", point["accuracy"])
 
 
 # --- all runs -------------------------------------------------------------------------------------------
@@ -271,14 +362,20 @@ def comparison_study(config: Comparison, source: str = "config") -> Study[Cell]:
     cells = cells_of(config, source)
 
     def latest(record: Record) -> str:
-        return f"{record['method']}: {float(np.mean(record['curve'][-1]['accuracy'])):.3f}"
+        return f"{record['method']}: {float(np.mean(values_at(record['curve'][-1]))):.3f}"
 
     def figure(folder: Path, records: Sequence[Record]) -> list[Path]:
         return write_report(records, folder, config.name, describe(config), len(cells))
 
+    def tables(records: Sequence[Record]) -> dict[str, Frame]:
+        return table(records, config.reference)
+
     return Study(
-        config.name, cells, run_cells, table, figure,
-        titles={"summary": f"{config.name}: after {config.round_count} rounds"},
+        config.name, cells, run_cells, tables, figure,
+        titles={
+            "summary": f"{config.name}: after {config.round_count} rounds",
+            "differences": "differences, paired by seed, with 95 % intervals",
+        },
         latest=latest,
         json_files={"config.json": config.model_dump(mode="json")},
     )  # fmt: skip
@@ -306,10 +403,15 @@ def describe(config: Comparison) -> str:
 # --- accuracy at equal rounds and at equal bytes --------------------------------------------------------
 
 
-def worst_decile(accuracies: Sequence[float]) -> float:
-    """Return the mean accuracy of the worst tenth of the clients, rounded up to whole clients."""
-    count = math.ceil(len(accuracies) / 10)
-    return float(np.mean(sorted(accuracies)[:count]))
+def less_is_better(metric: str) -> bool:
+    """Return whether a metric is a loss or an error."""
+    return "loss" in metric or "error" in metric
+
+
+def worst_decile(values: Sequence[float], metric: str = "accuracy") -> float:
+    """Return the mean value of the worst tenth of the clients, rounded up to whole clients."""
+    count = math.ceil(len(values) / 10)
+    return float(np.mean(sorted(values, reverse=less_is_better(metric))[:count]))
 
 
 def common_budget(records: Sequence[Record]) -> int | None:
@@ -321,9 +423,20 @@ def common_budget(records: Sequence[Record]) -> int | None:
     return min(totals, default=None)
 
 
-def point_within(record: Record, limit: int) -> Record:
-    """Return the last point of a run's curve at which it has sent at most `limit` bytes."""
-    return [point for point in record["curve"] if point["bytes"] <= limit][-1]
+def values_within(record: Record, limit: int) -> list[float] | None:
+    """Return the clients' values when a run has sent `limit` bytes, interpolated between two tests.
+
+    None if the run had not been tested after a round by then: its networks would be the untrained ones.
+    """
+    points = [point for point in record["curve"] if point["round"] > 0]
+    if not points or points[0]["bytes"] > limit:
+        return None
+    before = [point for point in points if point["bytes"] <= limit][-1]
+    after = next((point for point in points if point["bytes"] > limit), before)
+    width = after["bytes"] - before["bytes"]
+    part = (limit - before["bytes"]) / width if width else 0.0
+    pairs = zip(values_at(before), values_at(after), strict=True)
+    return [(1 - part) * left + part * right for left, right in pairs]
 
 
 def by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -334,42 +447,87 @@ def by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
     return runs
 
 
-def standings(records: Sequence[Record]) -> Frame:
-    """Return a row of means over seeds for every method, in the order in which methods first occur.
+MEASURES = ("accuracy", "worst", "at_bytes", "worst_at_bytes")
+"""What is compared of every run: the metric's mean over clients and over the worst decile, after the last
+round and at the common budget of bytes."""
 
-    accuracy, worst: after the last round, the mean over all clients and over the worst decile.
-    deviation: the standard deviation of accuracy over seeds; missing for a single seed.
-    at_bytes, worst_at_bytes: `accuracy` and `worst` at the common budget of bytes; missing for bounds.
-    bytes, seconds: those of the whole run. rounds: the fewest of the method's runs.
-    """
+
+def run_frame(records: Sequence[Record]) -> Frame:
+    """Return a row for every run: method, seed, and the columns of `standings`, without means over seeds."""
     budget = common_budget(records)
     rows = []
     for run in records:
-        end = run["curve"][-1]
+        end, metric = run["curve"][-1], run.get("metric", "accuracy")
         at_budget = None
         if budget is not None and not run["bound"]:
-            at_budget = point_within(run, budget)["accuracy"]
+            at_budget = values_within(run, budget)
         rows.append(
             {
-                "method": run["method"], "bound": run["bound"], "rounds": end["round"],
-                "accuracy": float(np.mean(end["accuracy"])), "worst": worst_decile(end["accuracy"]),
+                "method": run["method"], "seed": run["seed"], "bound": run["bound"],
+                "rounds": end["round"],
+                "accuracy": float(np.mean(values_at(end))),
+                "worst": worst_decile(values_at(end), metric),
                 "at_bytes": np.mean(at_budget) if at_budget else None,
-                "worst_at_bytes": worst_decile(at_budget) if at_budget else None,
+                "worst_at_bytes": worst_decile(at_budget, metric) if at_budget else None,
                 "bytes": end["bytes"], "seconds": end["seconds"],
             }
         )  # fmt: skip
-    frame = frame_of(rows).astype({"at_bytes": float, "worst_at_bytes": float})
-    means = ("worst", "at_bytes", "worst_at_bytes", "bytes", "seconds")
+    return frame_of(rows).astype({"at_bytes": float, "worst_at_bytes": float})
+
+
+def standings(records: Sequence[Record]) -> Frame:
+    """Return a row of means over seeds for every method, in the order in which methods first occur.
+
+    accuracy, worst: after the last round, the mean over all clients and over the worst decile; of another
+        metric, if that is compared.
+    deviation: the standard deviation of accuracy over seeds; missing for a single seed.
+    at_bytes, worst_at_bytes: `accuracy` and `worst` at the common budget of bytes, interpolated between two
+        tests; missing for bounds, and for a method with a run that was not tested by then.
+    bytes, seconds: those of the whole run. rounds: the fewest of the method's runs.
+    """
+    frame = run_frame(records)
+    means = ("worst", "bytes", "seconds")
     summary = (
         frame.groupby("method", sort=False)
         .agg(
             bound=("bound", "first"), seeds=("bound", "size"), rounds=("rounds", "min"),
             accuracy=("accuracy", "mean"), deviation=("accuracy", "std"),
             **{name: (name, "mean") for name in means},
+            # Missing if one of the runs has none: the mean of the others would be of other seeds.
+            **{n: (n, lambda v: v.mean(skipna=False)) for n in ("at_bytes", "worst_at_bytes")},
         )
         .reset_index()
     )  # fmt: skip
-    return summary.astype({"bytes": int})
+    columns = ["method", "bound", "seeds", "rounds", "accuracy", "deviation", *MEASURES[1:]]
+    return summary[[*columns, "bytes", "seconds"]].astype({"bytes": int})
+
+
+def differences(records: Sequence[Record], reference: str | None = None) -> Frame:
+    """Return how methods differ from a reference, paired seed by seed: a row for every method and measure.
+
+    difference: the mean over the seeds that both have, method minus reference. low, high: its 95 % interval
+    by Student's t distribution; missing for a single seed. measure: see MEASURES.
+
+    reference: a method; the first one if left out.
+    """
+    from ...models import Difference
+
+    runs = run_frame(records).set_index(["method", "seed"])
+    methods = list(dict.fromkeys(run["method"] for run in records))
+    first = reference if reference in methods else methods[0]
+    rows = []
+    for method in methods:
+        if method == first:
+            continue
+        for measure in MEASURES:
+            pairs = (runs.loc[method][measure] - runs.loc[first][measure]).dropna()
+            if not len(pairs):
+                continue
+            found = Difference.of(pairs.to_numpy())
+            low, high = found.interval or (None, None)
+            rows.append([method, first, measure, found.mean, low, high, found.count])
+    columns = ["method", "reference", "measure", "difference", "low", "high", "seeds"]
+    return frame_of(rows, columns).astype({"low": float, "high": float})
 
 
 def coverage(records: Sequence[Record], planned: int | None = None) -> str:
@@ -404,23 +562,108 @@ def write_report(
     return [summary, *draw(records, out / "comparison", title, caption, planned)]
 
 
-def table(records: Sequence[Record]) -> dict[str, Frame]:
-    """Return the standings as a text table: methods from best to worst, then bounds."""
-    budget = common_budget(records)
+def table(records: Sequence[Record], reference: str | None = None) -> dict[str, Frame]:
+    """Return text tables: the standings, methods from best to worst, then bounds; and the differences."""
+    budget, metric = common_budget(records), records[0].get("metric", "accuracy")
     at_budget = "equal bytes" if budget is None else f"at {budget / 1e6:.3g} MB"
     rows = standings(records).sort_values(
-        ["bound", "accuracy"], ascending=[True, False], kind="stable"
+        ["bound", "accuracy"], ascending=[True, less_is_better(metric)], kind="stable"
     )
     rows["method"] += [" (bound)" if bound else "" for bound in rows["bound"]]
     rows["bytes"] = rows["bytes"].replace(0, float("nan")) / 1e6
     names = {
-        "method": "method", "seeds": "seeds", "accuracy": "accuracy", "deviation": "± sd",
+        "method": "method", "seeds": "seeds", "accuracy": metric, "deviation": "± sd",
         "worst": "worst decile", "at_bytes": at_budget,
         "worst_at_bytes": f"worst decile {at_budget}",
         "bytes": "MB sent", "seconds": "CPU s",
     }  # fmt: skip
     formats = {**dict.fromkeys(rows.columns[4:9], ".3f"), "bytes": ".2f", "seconds": ".1f"}
-    return {"summary": as_text(rows[list(names)], formats).rename(columns=names)}
+    tables = {"summary": as_text(rows[list(names)], formats).rename(columns=names)}
+    paired = differences(records, reference)
+    if len(paired):
+        measures = {name: names[name] for name in MEASURES}
+        paired["measure"] = paired["measure"].map(measures)
+        paired.insert(0, "what", paired.pop("method") + " − " + paired.pop("reference"))
+        formats = dict.fromkeys(("difference", "low", "high"), "+.3f")
+        tables["differences"] = as_text(paired, formats)
+    return tables
+
+
+# --- in Python ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What `compare` found, as pandas tables.
+
+    summary: a row for every method; see `standings`.
+    differences: how methods differ from the reference, with 95 % intervals; see `differences`.
+    clients: a row for every method, seed, tested round and client, with the metric in the column `value`.
+    records: the same as plain data, as runs.jsonl has it.
+    """
+
+    summary: Frame
+    differences: Frame
+    clients: Frame
+    records: list[Record]
+
+    def draw(self, path: str | Path, title: str = "comparison") -> list[Path]:
+        """Draw the picture of `gossamer compare` as PATH.png and PATH.svg; return the files."""
+        return draw(self.records, Path(path), title)
+
+
+def compare(
+    methods: Mapping[str, Method],
+    learners: Callable[[int], Sequence[SgdLearner]],
+    *,
+    rounds: int = 30,
+    seeds: int | Sequence[int] = 3,
+    test_every: int = 1,
+    metric: str = "accuracy",
+    reference: str | None = None,
+    callbacks: Callable[[str, int], Sequence[Callback]] = lambda method, seed: (),
+) -> Compared:
+    """Run methods on the same clients, with networks and data of one's own, and return tables.
+
+        compare({"fedavg": FedAvg(), "prox": FedProx(mu=0.1)}, learners=make_learners, rounds=20)
+
+    methods: by the names that tables and pictures have. Their `epochs` count; their rate is the learners'.
+    learners: called with a seed for every method anew; returns the clients' learners, with their samples.
+    seeds: how many, or which ones.
+    metric: accuracy, loss, or the name of a metric of the learners.
+    reference: the method with which the others are compared; the first one if left out.
+    callbacks: called with a method's name and a seed; returns what follows that run, and may stop it.
+    """
+    if not methods:
+        raise ModelError("compare: give at least one method, as in {'fedavg': FedAvg()}")
+    if reference is not None and reference not in methods:
+        raise ModelError(f"compare: no method is called {reference!r}; {hint(reference, methods)}")
+    records = []
+    for seed in range(seeds) if isinstance(seeds, int) else seeds:
+        for name, method in methods.items():
+            if method.rate is not None:
+                raise ModelError(
+                    f"compare: method {name!r} has a rate: give it to the learners instead"
+                )
+            clients = [Client(learner, method.epochs or 1) for learner in learners(seed)]
+            records.append(
+                run_method(
+                    method, clients, name=name, seed=seed, rounds=rounds, test_every=test_every,
+                    metric=metric, callbacks=callbacks(name, seed),
+                )
+            )  # fmt: skip
+    clients = frame_of(
+        [
+            {
+                "method": run["method"], "seed": run["seed"], "round": point["round"],
+                "bytes": point["bytes"], "client": client, "value": value,
+            }
+            for run in records
+            for point in run["curve"]
+            for client, value in enumerate(values_at(point))
+        ]
+    )  # fmt: skip
+    return Compared(standings(records), differences(records, reference), clients, records)
 
 
 # --- the picture: over rounds, over bytes, and client by client ---------------------------------------------

@@ -24,6 +24,7 @@ from ..graphs.swarm import SwarmGraph, load_graph
 from ..results import Results
 
 if TYPE_CHECKING:
+    from ...models import Callback, Progress
     from ..config.tables import Config
 
 _log = logging.getLogger(__name__)
@@ -208,7 +209,7 @@ class Run:
         try:
             self._simulate()
         except KeyboardInterrupt:
-            pass  # by `_advanced`
+            pass  # by the callback
         except GossamerError as error:
             self.error = " ".join(str(error).split())
         except Exception as error:
@@ -223,15 +224,22 @@ class Run:
 
         config, results = self._config, self._results
         if config.time is None:
-            simulate(Simulation.of(config, config.name), results, on_round=self._advanced)
+            simulate(Simulation.of(config, config.name), results, callbacks=[self._follower()])
             return
+        simulate_in_time(config, results, config.name, callbacks=[self._follower()])
 
-        def begin(seconds: float) -> None:
-            self.whole = seconds
+    def _follower(self) -> Callback:
+        """Return a callback that notes the run's length and folder, and stops the run if it is asked to."""
+        from ...models import Callback
 
-        simulate_in_time(config, results, config.name, on_start=begin, on_test=self._advanced)
+        run = self
 
-    def _advanced(self, _: Any) -> None:
-        self.folder = self._results.folder
-        if self._stopping:
-            raise KeyboardInterrupt  # as Ctrl-C in `gossamer simulate`, which keeps the results so far
+        class Follower(Callback):
+            def round(self, progress: Progress) -> None:
+                run.folder = run._results.folder
+                if progress.time and progress.rounds:
+                    run.whole = progress.time / progress.round * progress.rounds
+                if run._stopping:
+                    raise KeyboardInterrupt  # as Ctrl-C in `gossamer simulate`: results so far are kept
+
+        return Follower()

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from gossamer.experiments import compare
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.data import partition
-from gossamer.experiments.federated import METHODS
+from gossamer.experiments.federated import METHODS, Local, PartialModels
 from gossamer.experiments.federated.comparison import (
     Cell,
     Comparison,
@@ -27,18 +28,20 @@ from gossamer.experiments.federated.comparison import (
     choose,
     clients_of,
     common_budget,
+    differences,
     label_bytes,
     load_comparison,
     parse_comparison,
-    point_within,
     run,
     standings,
     table,
+    values_within,
     worst_decile,
 )
 from gossamer.experiments.federated.fedavg import FedAvg
 from gossamer.experiments.federated.method import RoundContext
 from gossamer.experiments.results import read_records
+from gossamer.models import ModelError, SgdLearner, SlicedNetwork
 
 torch.set_num_threads(1)
 CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"
@@ -325,16 +328,163 @@ def test_standings_at_equal_rounds_and_at_equal_bytes():
         _record("alone", 0, [(0, [0.1, 0.1]), (0, [0.2, 0.2]), (0, [0.3, 0.5])], bound=True),
     ]
     assert common_budget(records) == 140
-    assert point_within(records[0], 140)["round"] == 1
+    assert values_within(records[0], 140) == pytest.approx([0.66, 0.46])  # between two tests
+    assert values_within(records[0], 99) is None  # only the untrained network was tested by then
+    assert values_within(records[0], 1000) == [0.9, 0.7]
     dear, cheap, alone = standings(records).itertuples()
     assert (dear.seeds, dear.rounds, dear.bytes) == (2, 2, 200)
     assert dear.accuracy == pytest.approx(0.7)
     assert dear.worst == pytest.approx((0.7 + 0.6) / 2)
-    assert dear.at_bytes == pytest.approx(0.4)
-    assert dear.worst_at_bytes == pytest.approx((0.3 + 0.4) / 2)
+    assert dear.at_bytes == pytest.approx((0.56 + 0.48) / 2)
+    assert dear.worst_at_bytes == pytest.approx((0.46 + 0.48) / 2)
     assert cheap.at_bytes == cheap.accuracy == pytest.approx(0.6)
     assert np.isnan(alone.at_bytes)
     assert alone.bound
+
+
+def test_a_cell_is_empty_where_only_the_untrained_network_was_tested():
+    records = [
+        _record("dear", 0, [(0, [0.1]), (500, [0.9])]),
+        _record("dear", 1, [(0, [0.1]), (100, [0.9])]),
+        _record("cheap", 0, [(0, [0.1]), (200, [0.5])]),
+    ]
+    assert common_budget(records) == 100
+    dear, cheap = standings(records).itertuples()
+    assert np.isnan(dear.at_bytes)  # of one seed there is none
+    assert np.isnan(cheap.at_bytes)
+    assert table(records)["summary"]["at 0.0001 MB"].tolist() == ["", ""]
+
+
+def test_differences_are_paired_by_seed():
+    base = [0.5, 0.6, 0.8]  # seeds differ by more than the methods do
+    records = [
+        _record(
+            method,
+            seed,
+            [(0, [0.0] * 10), (10, [value + gain + (k == 0) * -0.2 for k in range(10)])],
+        )
+        for seed, value in enumerate(base)
+        for method, gain in (("one", 0.0), ("two", 0.1 + 0.01 * seed))
+    ]
+    rows = differences(records).set_index("measure")
+    row = rows.loc["accuracy"]
+    assert (row.method, row.reference, row.seeds) == ("two", "one", 3)
+    assert row.difference == pytest.approx(0.11)
+    half = 4.302653 * 0.01 / 3**0.5  # Student's t for two degrees of freedom
+    assert (row.low, row.high) == pytest.approx((0.11 - half, 0.11 + half), abs=1e-6)
+    assert rows.loc["worst"].difference == pytest.approx(0.11)
+    assert differences(records, "two").iloc[0].difference == pytest.approx(-0.11)
+    printed = table(records)["differences"]
+    assert printed["what"][0] == "two − one"
+    assert printed["low"][0] == f"{0.11 - half:+.3f}"
+    lone = differences([records[0], records[1]]).iloc[0]
+    assert np.isnan(lone.low)
+    assert lone.seeds == 1
+
+
+def test_of_a_loss_less_is_better():
+    assert worst_decile([1.0, 5.0, 3.0], "loss") == 5.0
+    assert worst_decile([1.0, 5.0, 3.0]) == 1.0
+    config = small(metric="loss", seeds=1)
+    record = run(Cell("fedavg", config, 0))
+    end = record["curve"][-1]
+    assert end["values"] != end["accuracy"]
+    rows = table([record, {**record, "method": "other", "curve": [
+        {**point, "values": [v / 2 for v in point["values"]]} for point in record["curve"]
+    ]}])["summary"]  # fmt: skip
+    assert rows["method"].tolist() == ["other", "fedavg"]
+    assert "loss" in rows.columns
+
+
+def test_an_unknown_metric_is_refused():
+    with pytest.raises(ConfigError, match="key 'metric': tests measure no 'f1'"):
+        run(Cell("fedavg", small(metric="f1"), 0))
+    named = small(metric="f1", training={"metrics": ["f1"]})
+    assert 0 <= run(Cell("fedavg", named, 0))["curve"][-1]["values"][0] <= 1
+
+
+OWN = """
+from torch import nn
+from gossamer.experiments.federated import FedAvg
+
+class Mine(FedAvg):
+    strength: float = 1.0
+
+def net(size, classes):
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(size * size, 12), nn.Tanh(), nn.Linear(12, classes)
+    )
+"""
+
+
+def test_a_config_names_a_network_and_a_method_of_ones_own(tmp_path):
+    (tmp_path / "my_methods.py").write_text(OWN, "utf-8")
+    source = str(tmp_path / "own.toml")
+    changes = {"network": {"entry": "my_methods:net"}, "reference": "fedavg"}
+    methods = {"mine": {"method": "my_methods:Mine", "strength": 2.0}, "fedavg": {}}
+    config = parse_comparison({**SMALL, **changes, "methods": methods}, source)
+    mine, fedavg = (run(Cell(name, config, 0, source)) for name in methods)
+    assert [p["accuracy"] for p in mine["curve"]] == [p["accuracy"] for p in fedavg["curve"]]
+    assert set(table([mine, fedavg], "fedavg")["differences"]["what"]) == {"mine − fedavg"}
+    before = Cell("mine", config, 0, source).key
+    (tmp_path / "my_methods.py").write_text(OWN + "\n", "utf-8")
+    assert Cell("mine", config, 0, source).key != before
+    for method, words in (
+        ("my_methods:net", "is not a subclass"),
+        ("my_methods:Absent", "no function"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            parse_comparison({**SMALL, "methods": {"mine": {"method": method}}}, source)
+    with pytest.raises(ConfigError, match="key 'reference': no method is called 'fed'"):
+        parse_comparison({**SMALL, "reference": "fed"})
+
+
+# --- in Python ------------------------------------------------------------------------------------
+
+
+def learners(seed):
+    """Clients of a network of one's own, each with its own samples."""
+    made = []
+    for peer in range(3):
+        generator = torch.Generator().manual_seed(10 * seed + peer)
+        x = torch.randn(40, 6, generator=generator)
+        y = (x[:, peer] > 0).long()
+        torch.manual_seed(seed)
+        module = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        network = SlicedNetwork(module, {"everyone": 1.0}, peer=str(peer), example=x[:2])
+        made.append(
+            SgdLearner(
+                network, (x[:30], y[:30]), (x[30:], y[30:]), batch=10, rate=0.3, seed=peer,
+                reduction="mean", loss="cross-entropy", metrics=["f1"],
+            )
+        )  # fmt: skip
+    return made
+
+
+def test_compare_takes_networks_and_methods_as_objects(tmp_path):
+    methods = {"fedavg": FedAvg(), "gossamer": PartialModels(share=0.5), "local": Local(epochs=2)}
+    found = compare(methods, learners, rounds=4, seeds=2, test_every=2, metric="f1")
+    assert found.summary["method"].tolist() == list(methods)
+    assert found.summary["bound"].tolist() == [False, False, True]
+    assert set(found.differences["method"]) == {"gossamer", "local"}
+    clients = found.clients
+    assert (
+        len(clients) == 3 * 2 * 3 * 3
+    )  # methods, seeds, tests (one before the first round), clients
+    end = clients[(clients["method"] == "fedavg") & (clients["round"] == 4)]
+    assert end["value"].mean() == pytest.approx(found.summary["accuracy"][0])
+    again = compare(methods, learners, rounds=4, seeds=[0, 1], test_every=2, metric="f1")
+    assert again.clients.equals(clients)
+    assert {file.suffix for file in found.draw(tmp_path / "mine")} == {".png", ".svg"}
+
+
+def test_compare_says_what_is_wrong():
+    with pytest.raises(ModelError, match="no method is called 'fedprox'"):
+        compare({"fedavg": FedAvg()}, learners, reference="fedprox")
+    with pytest.raises(ModelError, match="'fedavg' has a rate: give it to the learners"):
+        compare({"fedavg": FedAvg(rate=0.1)}, learners)
+    with pytest.raises(ModelError, match="at least one method"):
+        compare({}, learners)
 
 
 def test_one_seed_has_no_deviation():

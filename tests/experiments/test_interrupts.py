@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from results_kit import at
+from results_kit import Watch, at
 
-from gossamer.experiments.arena import Arena, Round
+from gossamer.experiments.arena import Arena
 from gossamer.experiments.arena.simulation import Simulation, simulate
 from gossamer.experiments.config.tables import parse_config
 from gossamer.models import ModelError
@@ -115,12 +115,9 @@ def simulation(**changed: Any) -> Simulation:
 
 
 def test_interrupted_networks_come_home_too(tmp_path: Path) -> None:
-    def stop(round: Round) -> None:
-        if round.index == 2:
-            raise KeyboardInterrupt
-
+    interrupt = Watch(interrupt_at=2)
     with pytest.raises(KeyboardInterrupt):
-        simulate(simulation(), at(tmp_path), networks=True, on_round=stop)
+        simulate(simulation(), at(tmp_path), networks=True, callbacks=[interrupt])
     whole = simulation(rounds=2)
     list(whole.rounds())
     for member, fresh in zip(whole.members, simulation().members, strict=True):

@@ -10,7 +10,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from results_kit import at
+from results_kit import Watch, at
 
 from gossamer.experiments.arena import Arena, ExactMean, Gossip, Wire
 from gossamer.experiments.arena.simulation import Simulation, simulate
@@ -203,9 +203,9 @@ def test_int8_learns_like_its_plain_twin_with_a_quarter_of_the_bytes(tmp_path: P
             data={"samples": 100, "test": 300}, training={"local_samples": 200, "rate": 0.3},
             gossip={"mode": "rounds", "exchanges": 2, **knobs},
         )  # fmt: skip
-        rounds: list[Any] = []
-        files = simulate(Simulation.of(settings), at(tmp_path / name), on_round=rounds.append)
-        accuracy[name] = rounds[-1].accuracy
+        watch = Watch()
+        files = simulate(Simulation.of(settings), at(tmp_path / name), callbacks=[watch])
+        accuracy[name] = watch.told("end")[-1].value("accuracy")
         assert (tmp_path / name / "traffic.csv" in files) == bool(knobs)
         assert accuracy[name] == pytest.approx(outcome(settings).accuracy)  # in a sweep too
     assert accuracy["plain"] > 0.6

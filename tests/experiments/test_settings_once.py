@@ -49,6 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     "test_every": {"test_every": 3},
     "weights": {"weights": "samples"},
     "gain": {"gain": 1.0},
+    "callbacks": {"callbacks": ["gossamer.models:EarlyStopping"]},
     "sharing": {"sharing": "auto", "models": []},
     "prior": {"training": {"prior": "auto"}},
     "mode": {"gossip": {"mode": "rounds"}},

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from results_kit import at
+from results_kit import Watch, at
 
-from gossamer.experiments.arena import Round
 from gossamer.experiments.arena.simulation import Simulation, simulate, summarise
 from gossamer.experiments.config.tables import parse_config
 from gossamer.experiments.results import read_records
@@ -34,9 +33,8 @@ def simulation(**table: Any) -> Simulation:
 
 
 def test_files(tmp_path: Path) -> None:
-    made = simulation()
-    seen: list[Round] = []
-    files = simulate(made, at(tmp_path), on_round=seen.append)
+    made, watch = simulation(), Watch()
+    files = simulate(made, at(tmp_path), callbacks=[watch])
     assert {file.name for file in files} == {"summary.csv", "accuracy.png", "accuracy.svg"}
     assert {file.name for file in tmp_path.iterdir()} == {
         *(file.name for file in files),
@@ -52,7 +50,8 @@ def test_files(tmp_path: Path) -> None:
         for round in (1, 2, 3)
         for peer, task in (("0", "swap-8-9"), ("1", "identity"), ("2", "identity"))
     ]
-    assert [r["accuracy"] for r in records] == [t.accuracy for round in seen for t in round.tests]
+    tests = [test for told in watch.told("test") for test in told.tests.values()]
+    assert [r["accuracy"] for r in records] == [test.accuracy for test in tests]
     with (tmp_path / "summary.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
     peers = json.loads((tmp_path / "peers.json").read_text())
@@ -77,12 +76,8 @@ def test_one_seed_the_same_bytes_another_seed_others(tmp_path: Path) -> None:
 
 
 def test_interrupted_keeps_what_was_computed(tmp_path: Path) -> None:
-    def stop(round: Round) -> None:
-        if round.index == 2:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        simulate(simulation(), at(tmp_path), on_round=stop)
+        simulate(simulation(), at(tmp_path), callbacks=[Watch(interrupt_at=3)])
     assert {r["round"] for r in read_records(tmp_path / "metrics.jsonl")} == {1, 2}
     assert len((tmp_path / "summary.csv").read_text().splitlines()) == 1 + 3
     assert (tmp_path / "accuracy.png").stat().st_size > 1000

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from cli_kit import runner
-from results_kit import at
+from results_kit import Watch, at
 
 from gossamer.experiments.arena import (
     Arena,
@@ -21,6 +21,7 @@ from gossamer.experiments.arena import (
 from gossamer.experiments.arena.simulation import AccuracyLog, read_presence, summarise
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.study.sweep import outcome
+from gossamer.models import Metrics
 
 torch.set_num_threads(1)
 
@@ -90,12 +91,14 @@ def test_presence_is_written_and_read(tmp_path: Path) -> None:
 def test_a_run_and_a_sweep_say_the_same(seconds: float | None, tmp_path: Path) -> None:
     time = {"churn": {"trace": "trace.csv"}} | ({"seconds": seconds} if seconds else {})
     config = parse_config(table(**time))
-    source, means = leaving(tmp_path), []
-    simulate_in_time(config, at(tmp_path / "out"), source, on_mean=means.append)
+    source, watch = leaving(tmp_path), Watch()
+    simulate_in_time(config, at(tmp_path / "out"), source, callbacks=[watch])
     found = outcome(config, source)
     assert mean_of(tmp_path / "out") == (f"{found.accuracy:.4f}", "3")
-    assert means[-1] == Mean(seconds or 10.0, pytest.approx(found.accuracy), 3)
-    assert 5 < len(means) < 150
+    last = watch.told("end")[-1]
+    assert last.time == (seconds or 10.0)
+    assert last.value("accuracy") == pytest.approx(found.accuracy)
+    assert len(last.tests) == 3
     drawn = (tmp_path / "out" / "accuracy.svg").read_text()
     assert "peers online at the time" in drawn
     assert f"{found.accuracy:.3f}, the mean of 3" in drawn.replace("\n", " ")
@@ -107,11 +110,9 @@ def test_a_run_and_a_sweep_say_the_same(seconds: float | None, tmp_path: Path) -
 def test_a_swarm_that_everybody_left_has_no_accuracy(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("".join(f"3,leave,{peer}\n" for peer in range(4)), "utf-8")
     config = parse_config(table(churn={"trace": "trace.csv"}))
-    means: list[Mean] = []
-    simulate_in_time(
-        config, at(tmp_path / "out"), str(tmp_path / "config.toml"), on_mean=means.append
-    )
-    assert means[-1].peers == 0
+    watch = Watch()
+    simulate_in_time(config, at(tmp_path / "out"), str(tmp_path / "config.toml"), callbacks=[watch])
+    assert not watch.told("end")[-1].tests
     with pytest.raises(ConfigError, match=r"key 'time\.churn': all peers have left by the end"):
         outcome(config, str(tmp_path / "config.toml"))
 
@@ -167,12 +168,13 @@ def test_a_training_that_is_interrupted_leaves_nothing(monkeypatch: pytest.Monke
     train, calls = Arena.train, []
     held: list[torch.Tensor] = []
 
-    def interrupted(arena: Arena, peers: list[int]) -> None:
+    def interrupted(arena: Arena, peers: list[int]) -> tuple[Metrics, ...]:
         held[:] = [member.network.flat.clone() for member in swarm.members]
-        train(arena, peers)
+        metrics = train(arena, peers)
         calls.append(peers)
         if len(calls) == 3:
             raise KeyboardInterrupt
+        return metrics
 
     monkeypatch.setattr(Arena, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
