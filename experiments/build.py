@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from gossamer.entry import EntryError
 from ..gossip.compress import CompressError
 from ..gossip.compress import parse as parse_compressor
 from ..models import (
-    Adam,
     AssociativeLearner,
     AssociativeNetwork,
     Layout,
@@ -31,14 +30,16 @@ from ..models import (
     ModelGraph,
     OptimizerFactory,
     ProximalLearner,
-    Sgd,
     SgdLearner,
     SlicedNetwork,
     SliceSpec,
     Start,
     find_callbacks,
     find_device,
+    find_loss,
     find_metrics,
+    find_optimizer,
+    find_scheduler,
     log_priors,
     mlp,
     networks_by_model,
@@ -270,6 +271,12 @@ class Swarm:
                 load_trained(network, file)
         train, test, epochs = self._train[index], self._test[index], training.epochs
         samples = training.local_samples if epochs is None else epochs * len(train)
+        with self._error_context("training.optimizer"):
+            optimizer = _optimizer(training)
+        with self._error_context("training.scheduler"):
+            scheduler = None if training.scheduler is None else find_scheduler(training.scheduler)
+        with self._error_context("training.loss"):
+            loss = find_loss(training.loss)
         with self._error_context(self._network_key()):
             learner = SgdLearner(
                 network,
@@ -279,8 +286,9 @@ class Swarm:
                 batch=training.batch,
                 reduction=training.reduction,
                 rate=training.rate,
-                optimizer=_optimizer(training),
-                loss=training.loss,
+                optimizer=optimizer,
+                scheduler=scheduler,
+                loss=loss,
                 metrics=self._metrics,
                 seed=int(seeded_rng(config.seed, "order", index).integers(2**31)),
             )
@@ -470,14 +478,16 @@ def trained_file(config: Config, source: str, index: int) -> Path | None:
 
 def _optimizer(training: Training) -> OptimizerFactory | None:
     """Return a function that makes the config's optimizer; None for SgdLearner's own plain SGD."""
-    options: dict[str, Any] = {"rate": training.rate, "weight_decay": training.weight_decay}
-    if training.optimizer == "adam":
-        return partial(Adam, **options)
-    if training.optimizer == "momentum":
-        options["momentum"] = 0.9 if training.momentum is None else training.momentum
-    elif not training.weight_decay:
+    plain = training.optimizer == "sgd" and not training.weight_decay
+    if plain and training.scheduler is None:
         return None
-    return partial(Sgd, **options)
+    options: dict[str, Any] = {}
+    if training.weight_decay:
+        options["weight_decay"] = training.weight_decay
+    if training.momentum is not None:
+        options["momentum"] = training.momentum
+    in_torch = training.scheduler is not None
+    return find_optimizer(training.optimizer, training.rate, in_torch=in_torch, **options)
 
 
 def split_data(

@@ -35,6 +35,7 @@ from .learner import SgdLearner as SgdLearner
 from .learner import WeightAware as WeightAware
 from .learner import adding_to_gradient as adding_to_gradient
 from .learner import cross_entropy as cross_entropy
+from .learner import find_loss as find_loss
 from .learner import predicted_classes as predicted_classes
 from .learner import predicted_scores as predicted_scores
 from .learner import squared_error as squared_error
@@ -68,6 +69,8 @@ from .optimizers import PlainRule as PlainRule
 from .optimizers import RuleOptimizer as RuleOptimizer
 from .optimizers import Sgd as Sgd
 from .optimizers import UpdateRule as UpdateRule
+from .optimizers import find_optimizer as find_optimizer
+from .optimizers import find_scheduler as find_scheduler
 from .prior import Prior as Prior
 from .prior import auto_log_prior as auto_log_prior
 from .prior import class_correlation as class_correlation

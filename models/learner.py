@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, inf, nan
 from numbers import Real
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from gossamer.errors import hint
 
 from .discovery import run_once
 from .errors import ModelError
 from .metrics import Metric, Metrics, find_metrics, measure
 from .network import SlicedNetwork
-from .optimizers import OptimizerFactory, Sgd
+from .optimizers import (
+    NameOrTable,
+    OptimizerFactory,
+    RuleOptimizer,
+    Scheduler,
+    SchedulerFactory,
+    Sgd,
+    call,
+    find_class,
+    find_optimizer,
+    find_scheduler,
+    read_name,
+)
 
 
 @runtime_checkable
@@ -135,6 +151,63 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 LOSSES: dict[str, Loss] = {"squared": squared_error, "cross-entropy": cross_entropy}
 """The losses that a name stands for, in configs and in `SgdLearner`."""
+_OF_CLASSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "MultiLabelMarginLoss")
+"""Losses of torch whose targets are integers; all others get floats."""
+
+
+@dataclass(frozen=True)
+class TorchLoss:
+    """A loss of torch.nn by its name: one number per sample, the mean over a sample's outputs.
+
+    A network with one output gives [n, 1]; for targets [n] the outputs are taken as [n]. options: the loss's
+    arguments, in pairs. Losses of equal name and options are equal, so that learners can share a stack.
+    """
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each sample."""
+        if self.name not in _OF_CLASSES:
+            labels = labels.to(outputs.dtype)
+        if outputs.ndim == labels.ndim + 1 and outputs.shape[-1] == 1:
+            outputs = outputs[..., 0]
+        if self.name not in _OF_CLASSES and outputs.shape != labels.shape:
+            raise ValueError(f"{self.name} compares outputs with targets of the same shape")
+        losses = _criterion(self, outputs.dtype, outputs.device)(outputs, labels)
+        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+
+@lru_cache(maxsize=64)
+def _criterion(loss: TorchLoss, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Return the module that computes a loss; numbers in a list, such as class weights, become a tensor."""
+    options = {
+        key: torch.tensor(value, dtype=dtype, device=device) if isinstance(value, tuple) else value
+        for key, value in loss.options
+    }
+    return call("loss", loss.name, getattr(nn, loss.name), reduction="none", **options)
+
+
+def find_loss(given: NameOrTable) -> Loss:
+    """Return the loss of this name: cross-entropy, squared, or a loss of torch.nn such as HuberLoss."""
+    name, options = read_name("loss", given)
+    if not options and name in (*LOSSES, "CrossEntropyLoss"):
+        return LOSSES.get(name, cross_entropy)
+    made = find_class("loss", name, nn.modules.loss, nn.Module, list(LOSSES))
+    parameters = inspect.signature(made).parameters
+    known = [each for each in parameters if each not in ("reduction", "size_average", "reduce")]
+    if unknown := [each for each in options if each not in known]:
+        raise ModelError(
+            f"loss {name!r} has no argument {unknown[0]!r}; {hint(unknown[0], known, are='it has')}"
+        )
+    if "reduction" not in parameters or len(inspect.signature(made.forward).parameters) != 3:
+        raise ModelError(
+            f"loss {name!r} is no loss of outputs and targets with one number per sample; give a function"
+        )
+    pairs = sorted(options.items())
+    found = TorchLoss(name, tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in pairs))
+    _criterion(found, torch.float32, torch.device("cpu"))  # raises for arguments of a wrong type
+    return found
 
 
 class SgdLearner:
@@ -157,11 +230,17 @@ class SgdLearner:
         How the losses of a batch are combined: `mean`, or `sum` as in the paper, which makes a step as long
         as the steps of its samples together.
     rate, optimizer
-        Plain SGD with learning rate `rate`, or another optimizer: `optimizer=lambda p: Adam(p, 1e-3)` (see
-        models/optimizers.py), or any of torch's. Rate 0 turns learning off, for comparison.
+        Plain SGD with learning rate `rate`, or another optimizer: `momentum`, `adam`, the name of one in
+        torch.optim (`AdamW`), a table of name and arguments (`{"name": "SGD", "nesterov": True, …}`), or a
+        function, as in `lambda p: Adam(p, 1e-3)`. Rate 0 turns learning off, for comparison.
+    scheduler
+        Changes the learning rate after each call of `train`, which is each round: the name of a class in
+        torch.optim.lr_scheduler, a table of name and arguments (`{"name": "StepLR", "step_size": 30}`), or a
+        function of the optimizer. It needs an optimizer of torch; `sgd`, `momentum` and `adam` are
+        torch's then. ReduceLROnPlateau follows the mean loss of the samples trained on.
     loss
-        `cross-entropy` (the outputs are logits), `squared`, or a function of (outputs, labels) that returns
-        one number per sample.
+        `cross-entropy` (the outputs are logits), `squared`, the name of a loss in torch.nn (`HuberLoss`), a
+        table of name and arguments, or a function of (outputs, labels) that returns one number per sample.
     right
         A function of (outputs, labels) that returns for each sample whether it is correct, for accuracy. By
         default the largest output is the predicted class; a single output predicts class 1 above 0.5, or
@@ -195,8 +274,9 @@ class SgdLearner:
         batch: int = 10,
         reduction: Literal["sum", "mean"] = "mean",
         rate: float = 0.1,
-        optimizer: OptimizerFactory | None = None,
-        loss: str | Loss = "cross-entropy",
+        optimizer: OptimizerFactory | NameOrTable | None = None,
+        scheduler: SchedulerFactory | NameOrTable | None = None,
+        loss: NameOrTable | Loss = "cross-entropy",
         right: IsCorrect | None = None,
         metrics: Sequence[str | Metric] = (),
         log_prior: Tensor | None = None,
@@ -218,14 +298,17 @@ class SgdLearner:
                 "give one label for each input"
             )
         train, test = self._on_device(network, train), self._on_device(network, test)
-        if isinstance(optimizer, str) or (optimizer is not None and not callable(optimizer)):
-            raise ModelError(
-                f"optimizer {optimizer!r}: give a function of the parameters, as in "
-                "lambda p: Adam(p, 1e-3)"
-            )
-        if isinstance(loss, str) and loss not in LOSSES:
-            raise ModelError(f"unknown loss {loss!r}: there are {', '.join(LOSSES)}")
-        self.loss: Loss = LOSSES[loss] if isinstance(loss, str) else loss
+        if optimizer is None and scheduler is not None:
+            optimizer = "sgd"
+        if isinstance(optimizer, str | Mapping):
+            in_torch = scheduler is not None
+            optimizer = find_optimizer(optimizer, float(rate), in_torch=in_torch)
+        if isinstance(scheduler, str | Mapping):
+            scheduler = find_scheduler(scheduler)
+        for kind, given in (("optimizer", optimizer), ("scheduler", scheduler)):
+            if given is not None and not callable(given):
+                raise ModelError(f"{kind} {given!r}: give a name, a table, or a function")
+        self.loss: Loss = find_loss(loss) if isinstance(loss, str | Mapping) else loss
         # How many outputs the network has per sample; None without samples, or if outputs are not a matrix.
         self._output_count: int | None = None
         for purpose, (inputs, labels) in (("training", train), ("test", test)):
@@ -244,6 +327,14 @@ class SgdLearner:
             )
         self._frozen_digest = network.frozen_digest()
         self.optimizer = optimizer(parameters) if optimizer else Sgd(parameters, float(rate))
+        if scheduler is not None and isinstance(self.optimizer, RuleOptimizer):
+            raise ModelError(
+                f"peer {network.peer!r}: a scheduler needs an optimizer of torch, not "
+                f"{type(self.optimizer).__name__} of gossamer.models: write optimizer='SGD', for example"
+            )
+        self.scheduler: Scheduler | None = None
+        if scheduler is not None:
+            self.scheduler = scheduler(cast("torch.optim.Optimizer", self.optimizer))
         self.generator = torch.Generator().manual_seed(seed)
         self.order = torch.empty(0, dtype=torch.int64)
         self.log_prior = log_prior
@@ -334,7 +425,26 @@ class SgdLearner:
             loss += float(losses.detach().sum())
             correct += float(self._are_correct(outputs, labels).sum())
             remaining -= len(labels)
-        return Metrics(loss, correct, steps * self.local_samples)
+        metrics = Metrics(loss, correct, steps * self.local_samples)
+        self.advance_schedule(metrics)
+        return metrics
+
+    def advance_schedule(self, metrics: Metrics, *, stacked: bool = False) -> None:
+        """Let the scheduler set the rate of the next round; metrics: of the samples just trained on.
+
+        stacked: the steps were taken by a stack, not by the optimizer itself.
+        """
+        if self.scheduler is None:
+            return
+        if (
+            stacked
+        ):  # a step without gradients, which changes nothing: a scheduler warns if there was none
+            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.step()
+        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            self.scheduler.step(metrics.mean_loss)
+        else:
+            self.scheduler.step()
 
     def test(self) -> Metrics:
         """Measure accuracy and loss on the held-out samples.
@@ -412,6 +522,9 @@ class SgdLearner:
             "order": self.order.clone(),
             "generator": self.generator.get_state(),
         }
+        if self.scheduler is not None:
+            of_scheduler = self.scheduler.state_dict()
+            state["scheduler"] = {k: _deep_copy(v) for k, v in of_scheduler.items() if _is_plain(v)}
         if frozen := self._frozen_digest:
             state["frozen"] = frozen
         if buffers := self.network.own_buffers():
@@ -429,6 +542,8 @@ class SgdLearner:
                 "trained with: load the same values into them as before, or begin without the saved state"
             )
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None and "scheduler" in state:
+            self.scheduler.load_state_dict(state["scheduler"])
         self.order = state["order"].clone()
         if len(self.order) and int(self.order.max()) >= len(self.samples[1]):
             self.order = self.order[:0]  # samples added while it ran are not restored
@@ -493,6 +608,15 @@ def _inner_sgd(learner: object) -> SgdLearner | None:
     """Return the SgdLearner that a learner is or wraps; None for other learners."""
     learner = getattr(learner, "_learner", learner)
     return learner if isinstance(learner, SgdLearner) else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a checkpoint can hold a value; a scheduler has functions too, which it makes anew."""
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | Tensor)
 
 
 def _deep_copy(value: Any) -> Any:

@@ -1,21 +1,25 @@
 """Optimizers: SGD with or without momentum, and Adam, which compute the same steps as torch's.
 
 The first torch optimizer of a process loads torch's compiler, which takes seconds and 100 MB: much for a
-small device. The optimizers here load nothing. An update rule computes the steps; `models/stack` uses the
+small device. The optimizers here load nothing. Those of torch, and its schedulers of the learning rate, are
+found by name (`find_optimizer`, `find_scheduler`). An update rule computes the steps; `models/stack` uses the
 rules for many learners at once. The state has torch's names and shapes, so a saved state of torch's can be
 loaded.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from gossamer.errors import hint
 
 from .errors import ModelError
 
@@ -273,3 +277,120 @@ class Adam(RuleOptimizer):
 
 OptimizerFactory = Callable[[list[nn.Parameter]], RuleOptimizer | torch.optim.Optimizer]
 """A function that makes the optimizer of a network's parameters."""
+Scheduler = torch.optim.lr_scheduler.LRScheduler
+SchedulerFactory = Callable[[torch.optim.Optimizer], Scheduler]
+"""A function that makes the scheduler of an optimizer's learning rate."""
+
+
+# --- by name --------------------------------------------------------------------------------------
+
+NameOrTable = str | Mapping[str, Any]
+"""The name of a class, or a table with its name and arguments: `{"name": "SGD", "momentum": 0.9}`."""
+
+_OWN: dict[str, tuple[type[RuleOptimizer], str, dict[str, Any]]] = {
+    "sgd": (Sgd, "SGD", {}),
+    "momentum": (Sgd, "SGD", {"momentum": 0.9}),
+    "adam": (Adam, "Adam", {}),
+}
+"""Names of the optimizers here: the class, torch's name for it, and its arguments unless others are given."""
+_WITH_CLOSURE = ("LBFGS", "SparseAdam")
+"""Torch's optimizers that a learner cannot use: they call the loss themselves, or need sparse gradients."""
+
+
+def read_name(kind: str, given: NameOrTable) -> tuple[str, dict[str, Any]]:
+    """Return name and arguments; raise ModelError, which begins with `kind`, if there is no name."""
+    if isinstance(given, str):
+        return given, {}
+    options = dict(given)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise ModelError(
+            f'{kind}: a table needs the name, as in {{name = "AdamW", weight_decay = 0.1}}'
+        )
+    return name, options
+
+
+def find_class(kind: str, name: str, module: Any, base: type, own: Sequence[str] = ()) -> type[Any]:
+    """Return the class of this name in a module of torch; raise ModelError with the nearest name if none is.
+
+    own: further names that the error tells, of things that are not in the module.
+    """
+    classes = {each: getattr(module, each) for each in module.__all__}
+    classes = {
+        each: value
+        for each, value in classes.items()
+        if isinstance(value, type) and issubclass(value, base) and value is not base
+    }
+    if name in classes:
+        return classes[name]
+    names = [each for each in classes if each not in _WITH_CLOSURE]
+    raise ModelError(f"unknown {kind} {name!r}; {hint(name, [*own, *names])}")
+
+
+def check_arguments(
+    kind: str, name: str, made: type[Any], options: Mapping[str, Any], given: int
+) -> None:
+    """Raise ModelError for an argument that a class does not have, or needs besides the first `given`."""
+    parameters = list(inspect.signature(made).parameters.values())[given:]
+    known = [each.name for each in parameters if each.name not in ("args", "kwargs")]
+    if unknown := [each for each in options if each not in known]:
+        nearest = hint(unknown[0], known, are="it has")
+        raise ModelError(f"{kind} {name!r} has no argument {unknown[0]!r}; {nearest}")
+    required = [
+        each.name
+        for each in parameters
+        if each.default is inspect.Parameter.empty and each.name in known
+    ]
+    if missing := [each for each in required if each not in options]:
+        raise ModelError(
+            f'{kind} {name!r} needs {missing[0]}: write {{name = "{name}", {missing[0]} = …}}'
+        )
+
+
+def call(kind: str, name: str, made: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """Call a class of torch; errors about its arguments become a ModelError."""
+    try:
+        return made(*given, **options)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ModelError(f"{kind} {name!r}: {' '.join(str(error).split())}") from None
+
+
+def find_optimizer(
+    given: NameOrTable, rate: float, *, in_torch: bool = False, **defaults: Any
+) -> OptimizerFactory:
+    """Return a function that makes an optimizer by name: sgd, momentum, adam, or a class of torch.optim.
+
+    in_torch: use torch's class for the first three too, as a scheduler needs it. defaults: arguments, unless
+    `given` has them.
+    """
+    name, options = read_name("optimizer", given)
+    if "lr" in options or "rate" in options:
+        raise ModelError(f"optimizer {name!r}: its learning rate is `rate`, not an argument")
+    if name in _WITH_CLOSURE:
+        raise ModelError(
+            f"optimizer {name!r} cannot be used: it calls the loss itself, or needs sparse gradients; take "
+            "another, such as 'AdamW'"
+        )
+    made: type[Any]
+    if name in _OWN:
+        own, torch_name, usual = _OWN[name]
+        options = {**usual, **defaults, **options}
+        made = getattr(torch.optim, torch_name) if in_torch else own
+    else:
+        made = find_class("optimizer", name, torch.optim, torch.optim.Optimizer, list(_OWN))
+        options = {**defaults, **options}
+    check_arguments("optimizer", name, made, options, 2)
+    options = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
+
+    def make(parameters: list[nn.Parameter]) -> Any:
+        return call("optimizer", name, made, parameters, rate, **options)
+
+    return make
+
+
+def find_scheduler(given: NameOrTable) -> SchedulerFactory:
+    """Return a function that makes the scheduler of this name, a class of torch.optim.lr_scheduler."""
+    name, options = read_name("scheduler", given)
+    made = find_class("scheduler", name, torch.optim.lr_scheduler, Scheduler)
+    check_arguments("scheduler", name, made, options, 1)
+    return lambda optimizer: call("scheduler", name, made, optimizer, **options)

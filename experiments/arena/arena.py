@@ -30,8 +30,10 @@ from ...models import (
     training_apart,
 )
 from ...models.stack import (
+    NO_SAMPLES,
     Group,
     GroupSpec,
+    LoopGroup,
     MemoryNeeds,
     Task,
     Workers,
@@ -299,6 +301,15 @@ class Arena:
     def needs(self) -> MemoryNeeds:
         """Return the memory that this arena needs, item by item."""
         return self._needs
+
+    def one_by_one(self) -> list[str]:
+        """Return sentences that say which learners are not stacked, why, and what their training has cost."""
+        return [
+            f"{len(group.indices)} of {len(self._learners)} peers train one by one ({group.reason}), which "
+            f"took {group.seconds:.1f} s of processor time"
+            for group in self._groups
+            if isinstance(group, LoopGroup) and group.reason != NO_SAMPLES
+        ]
 
     @property
     def mixing(self) -> Mixing:

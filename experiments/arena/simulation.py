@@ -341,7 +341,7 @@ def minimum_memory(config: Config) -> MemoryNeeds:
     return estimate_memory(
         peers=peers,
         parameters=parameters,
-        optimizer_values={"sgd": 0, "momentum": 1, "adam": 2}[config.training.optimizer],
+        optimizer_values={"momentum": 1, "adam": 2}.get(str(config.training.optimizer), 0),
         sample_bytes=peers * (data.samples or 0) * bytes_per_sample,
         index_bytes=0 if shares_everything or not config.models else 8 * parameters,
     )
@@ -841,6 +841,8 @@ def simulate(
                         )
         finally:
             written += _write_gains(results.folder, gains, len(peers))
+        for sentence in arena.one_by_one():
+            console.warn(sentence)
         if shard is not None:
             shard.ranks.all_gather(str(results.folder.resolve()))
     if arena.sharing is not None:

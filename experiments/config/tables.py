@@ -9,7 +9,14 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from gossamer.errors import hint
@@ -276,6 +283,16 @@ class Model(SettingsTable):
         return slice_spec
 
 
+def _require_name(value: str | dict[str, Any]) -> str | dict[str, Any]:
+    """Refuse a table without a name; whether torch has the name is known when torch is loaded."""
+    if isinstance(value, dict) and not isinstance(value.get("name"), str):
+        raise validation_error('a table needs a name, as in {name = "AdamW", weight_decay = 0.1}')
+    return value
+
+
+NameOrTable = Annotated[str | dict[str, Any], AfterValidator(_require_name)]
+
+
 class Training(PriorSettings):
     """How a peer trains in a round, before its values are averaged."""
 
@@ -294,14 +311,25 @@ class Training(PriorSettings):
     divide `rate` by `batch` for steps of the same length."""
     rate: Annotated[float, Field(gt=0)] = 0.1
     """The learning rate."""
-    optimizer: Literal["sgd", "momentum", "adam"] = "sgd"
-    """Plain SGD, SGD with momentum, or Adam. The optimizer's state is not averaged."""
+    optimizer: NameOrTable = "sgd"
+    """`sgd`, `momentum` or `adam`; or the name of a class in torch.optim, as in `"AdamW"`, or a table of name
+    and arguments, `{name = "AdamW", betas = [0.9, 0.99]}`; its learning rate is `rate`. The first three are
+    Gossamer's own: the first optimizer of torch in a process loads torch's compiler, which takes a device
+    2.5 seconds and 100 MB. Simulated peers with SGD, Adam or AdamW train together in a stack; with other
+    optimizers of torch they train one by one, which takes longer. The optimizer's state is not averaged."""
+    scheduler: NameOrTable | None = None
+    """Changes the learning rate after each round: the name of a class in torch.optim.lr_scheduler, or a table
+    of name and arguments, `{name = "CosineAnnealingLR", T_max = 30}`, in which steps are rounds of the peer.
+    The optimizer is torch's then, whatever its name. If left out, the rate stays `rate`."""
     momentum: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The coefficient of the optimizer `momentum`; 0.9 if left out."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """The coefficient of an L2 penalty, as in torch: this times each parameter is added to its gradient."""
-    loss: Literal["cross-entropy", "squared"] = "cross-entropy"
-    """The loss of a sample. squared: half the squared distance to the one-hot label, as in the paper."""
+    loss: NameOrTable = "cross-entropy"
+    """The loss of a sample: `cross-entropy`; `squared`, half the squared distance to the one-hot label, as in
+    the paper; or the name of a loss in torch.nn, as in `"MultiMarginLoss"`, or a table of name and arguments,
+    `{name = "CrossEntropyLoss", label_smoothing = 0.1}`. Losses such as `HuberLoss` compare a network's
+    output with a number: they need a single output."""
     metrics: list[str] = []
     """What tests measure besides accuracy and loss: f1 (mean over classes), auc (area under the ROC curve,
     each class against the others), class-accuracy (accuracy_0 and so on), or module:function of yours, given
@@ -328,7 +356,7 @@ class Training(PriorSettings):
                 f"has a momentum, which the optimizer {self.optimizer!r} does not use: "
                 'write optimizer = "momentum"'
             )
-        if self.prior != "none" and self.loss != "cross-entropy":
+        if self.prior != "none" and self.loss not in ("cross-entropy", "CrossEntropyLoss"):
             raise validation_error(
                 f"has a prior, which is added to logits, and the loss {self.loss!r}, which has none: write "
                 'loss = "cross-entropy", or leave prior out'

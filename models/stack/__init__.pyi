@@ -1,6 +1,8 @@
 from .engines import score as score
+from .groups import NO_SAMPLES as NO_SAMPLES
 from .groups import Group as Group
 from .groups import GroupSpec as GroupSpec
+from .groups import LoopGroup as LoopGroup
 from .groups import SingleNetwork as SingleNetwork
 from .groups import Stack as Stack
 from .groups import Task as Task

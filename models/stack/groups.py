@@ -6,13 +6,15 @@ peers' samples are stacked likewise.
 
 from __future__ import annotations
 
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -186,14 +188,14 @@ def read_rule(learner: SgdLearner) -> UpdateRule | None:
 
     Returns None if the optimizer, or one of its settings, is not supported for stacked training.
     """
-    optimizer = learner.optimizer
-    optimized: list[nn.Parameter]
-    if isinstance(optimizer, RuleOptimizer):
-        rule, optimized = optimizer.rule, optimizer.parameters
-    elif isinstance(optimizer, torch.optim.Optimizer) and len(optimizer.param_groups) == 1:
-        rule, optimized = _rule_of_torch(optimizer), optimizer.param_groups[0]["params"]
-    else:
+    optimizer, rule = learner.optimizer, _rule_of(learner.optimizer)
+    if rule is None:
         return None
+    optimized: list[nn.Parameter] = (
+        optimizer.parameters
+        if isinstance(optimizer, RuleOptimizer)
+        else optimizer.param_groups[0]["params"]
+    )
     parameters = list(learner.network.parameters.values())
     pairs = zip(parameters, optimized, strict=False)
     if len(parameters) != len(optimized) or any(a is not b for a, b in pairs):
@@ -201,6 +203,15 @@ def read_rule(learner: SgdLearner) -> UpdateRule | None:
     if len({int(state["step"]) for state in _states(learner).values() if "step" in state}) > 1:
         return None  # some parameters have taken more steps than others
     return rule
+
+
+def _rule_of(optimizer: object) -> UpdateRule | None:
+    """Return the update rule of an optimizer with its current settings; None if it is not supported."""
+    if isinstance(optimizer, RuleOptimizer):
+        return optimizer.rule
+    if isinstance(optimizer, torch.optim.Optimizer) and len(optimizer.param_groups) == 1:
+        return _rule_of_torch(optimizer)
+    return None
 
 
 def _rule_of_torch(optimizer: torch.optim.Optimizer) -> UpdateRule | None:
@@ -250,15 +261,18 @@ class OptimizerStates:
             if self._shared:
                 state[name] = stacked
 
-    def rule(self) -> UpdateRule:
-        """Return the update rule with the optimizers' current learning rate, which a schedule may change."""
-        rates = {_learning_rate(learner.optimizer) for learner in self._learners}
-        if len(rates) > 1:
-            raise ModelError(
-                f"peers {self._learners[0].network.peer!r} … were stacked with one learning rate and now "
-                f"have {len(rates)}: build a new Arena after changing the rates of only some peers"
-            )
-        return replace(self._rule, rate=rates.pop())
+    def rules(self) -> list[UpdateRule]:
+        """Return each optimizer's update rule with its current settings, which a scheduler may change."""
+        rules: list[UpdateRule] = []
+        for learner in self._learners:
+            rule = _rule_of(learner.optimizer)
+            if rule is None or rule.state_names != self._names:
+                raise ModelError(
+                    f"peer {learner.network.peer!r}: its optimizer was changed in a way that its stack does "
+                    "not support: build a new Arena"
+                )
+            rules.append(rule)
+        return rules
 
     def count(self, rows: Sequence[int], steps: int) -> None:
         """Add `steps` to the step counters of some peers."""
@@ -291,13 +305,6 @@ class OptimizerStates:
                     yield state, "step", self._steps[row, index]
 
 
-def _learning_rate(optimizer: RuleOptimizer | torch.optim.Optimizer) -> float:
-    """Return the current learning rate of an optimizer."""
-    if isinstance(optimizer, RuleOptimizer):
-        return float(optimizer.rate)
-    return float(optimizer.param_groups[0]["lr"])
-
-
 def _states(learner: SgdLearner) -> Any:
     """Return an optimizer's state by parameter: a defaultdict, so looking up a parameter inserts it."""
     return getattr(learner.optimizer, "state", {})
@@ -305,9 +312,13 @@ def _states(learner: SgdLearner) -> Any:
 
 # --- groups -------------------------------------------------------------------------------------
 
+NO_SAMPLES = "no training samples"
+NO_VMAP = "modules that torch's vmap does not support"
+
 Task = Callable[[], list[tuple[int, Metrics]]]
 """Work for one thread; returns (index among all learners, metrics) for every learner it trained or tested."""
 
+Key = TypeVar("Key", bound=Hashable)
 _COMPARED_BY_VALUE = (int, float, str, bool, type(None), torch.dtype, torch.device)
 _ATTRIBUTES_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
@@ -406,12 +417,13 @@ class SgdGroup(StackedGroup):
         )
 
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
-        rule = self._states.rule()
-        by_steps_taken = _group_rows(rows, self._states.steps_taken)
+        # Peers of a stack share an update rule; a scheduler may have moved some of them to another rate.
+        keys = list(zip(self._states.rules(), self._states.steps_taken, strict=True))
+        groups = _group_rows(rows, keys)
         self._states.count(rows, len(self._step_ends(repeats)))
         return [
-            lambda rows=chunk, taken=taken: self._train(rows, repeats, rule, taken)
-            for taken, group in by_steps_taken
+            lambda rows=chunk, rule=rule, taken=taken: self._train(rows, repeats, rule, taken)
+            for (rule, taken), group in groups
             for chunk in _chunks(group, self._peers_per_task)
         ]
 
@@ -454,7 +466,10 @@ class SgdGroup(StackedGroup):
         job = TrainingJob(inputs.rows, index, drawn_labels, ends, rule, mean, steps_taken, priors)
         with self._selected(rows, *self._states.values) as (values, *state):
             outputs = self._engine.train(values, state, job)
-        return self._with_indices(rows, score(outputs, drawn_labels, first.loss, first.right))
+        metrics = score(outputs, drawn_labels, first.loss, first.right)
+        for learner, of_peer in zip(learners, metrics, strict=True):
+            learner.advance_schedule(of_peer, stacked=True)
+        return self._with_indices(rows, metrics)
 
     def _test(self, rows: Sequence[int]) -> list[tuple[int, Metrics]]:
         """Test peers that have the same number of test samples."""
@@ -550,21 +565,40 @@ class AssociativeGroup(StackedGroup):
 
 
 class LoopGroup(Group):
-    """Learners that cannot be stacked: each trains and tests by its own code, as a task of its own."""
+    """Learners that cannot be stacked: each trains and tests by its own code, as a task of its own.
+
+    Attributes:
+        reason: Why they are not stacked, in a few words.
+        seconds: Processor time that their training has taken so far, over all threads.
+    """
+
+    def __init__(self, spec: GroupSpec, learners: Sequence[Any]):
+        super().__init__(spec, learners)
+        self.reason = NO_VMAP
+        if not spec.stackable:
+            is_class = isinstance(spec.key, type)
+            self.reason = f"learners of class {spec.key.__name__}" if is_class else str(spec.key)
+        self.seconds, self._lock = 0.0, threading.Lock()
 
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
-        return [
-            lambda row=row: [(self.indices[row], self._learners[row].train(repeats))]
-            for row in rows
-        ]
+        return [lambda row=row: [(self.indices[row], self._train(row, repeats))] for row in rows]
+
+    def _train(self, row: int, repeats: int) -> Metrics:
+        """Train one learner, and count the processor time that it takes."""
+        begin = time.thread_time()
+        try:
+            return self._learners[row].train(repeats)
+        finally:
+            with self._lock:
+                self.seconds += time.thread_time() - begin
 
     def test(self, rows: Sequence[int]) -> list[Task]:
         return [lambda row=row: [(self.indices[row], self._learners[row].test())] for row in rows]
 
 
-def _group_rows(rows: Sequence[int], keys: Sequence[int]) -> list[tuple[int, list[int]]]:
+def _group_rows(rows: Sequence[int], keys: Sequence[Key]) -> list[tuple[Key, list[int]]]:
     """Group rows by `keys[row]`; groups are in the order of their first row."""
-    groups: dict[int, list[int]] = {}
+    groups: dict[Key, list[int]] = {}
     for row in rows:
         groups.setdefault(keys[row], []).append(row)
     return list(groups.items())
@@ -631,7 +665,7 @@ def _group_of(learner: Learner) -> GroupSpec:
     if type(learner) is not SgdLearner:
         return GroupSpec(type(learner), stackable=False)
     if not len(learner.samples[1]):
-        return GroupSpec("no training samples", stackable=False)
+        return GroupSpec(NO_SAMPLES, stackable=False)
     rule, module = read_rule(learner), learner.network.module
     if rule is None:
         return GroupSpec("an optimizer that cannot be stacked", stackable=False)

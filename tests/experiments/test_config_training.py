@@ -119,3 +119,42 @@ def test_the_associative_network_has_no_device() -> None:
     sparse = {"data": {"set": "sparse"}, "network": {"layout": "50<>40"}}
     with pytest.raises(ConfigError, match=r"key 'training.dtype': the associative network runs on"):
         Swarm(parse_config({**sparse, "training": {"dtype": "float64"}})).members()
+
+
+@pytest.mark.parametrize(
+    ("training", "text"),
+    [
+        ({"optimizer": "AdamWW"}, "key 'training.optimizer': unknown optimizer 'AdamWW'; did you mean"),
+        ({"optimizer": {"betas": [0.9, 0.9]}}, "key 'training.optimizer': a table needs a name"),
+        ({"optimizer": "Rprop", "weight_decay": 0.1}, "'Rprop' has no argument 'weight_decay'"),
+        ({"scheduler": "StepLR"}, "key 'training.scheduler': scheduler 'StepLR' needs step_size"),
+        ({"loss": "HubberLoss"}, "key 'training.loss': unknown loss 'HubberLoss'; did you mean 'HuberLoss'?"),
+        ({"loss": "squared", "prior": "own"}, "has a prior, which is added to logits"),
+    ],
+)  # fmt: skip
+def test_names_of_torch_that_are_wrong_name_the_key(training: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Swarm(parse_config(table(**training), "swarm.toml"), "swarm.toml").members()
+    assert str(error.value).startswith("swarm.toml: key 'training")
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_config_trains_with_torchs_optimizer_scheduler_and_loss() -> None:
+    config = parse_config(
+        table(
+            optimizer={"name": "AdamW", "betas": [0.8, 0.9]},
+            scheduler={"name": "CosineAnnealingLR", "T_max": 4},
+            loss={"name": "CrossEntropyLoss", "label_smoothing": 0.1},
+            weight_decay=0.3,
+        )
+    )
+    simulation = Simulation.of(config)
+    arena = simulation.arena()
+    rounds = list(simulation.rounds(arena))
+    assert not arena.one_by_one()
+    learner: Any = simulation.members[0].learner
+    group = learner.optimizer.param_groups[0]
+    assert (group["betas"], group["weight_decay"]) == ((0.8, 0.9), 0.3)
+    assert group["lr"] == pytest.approx(0.0, abs=1e-9)  # after T_max = 4 rounds
+    assert rounds[-1].training[0].mean_loss < rounds[0].training[0].mean_loss

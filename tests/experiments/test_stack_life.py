@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
-from stack_kit import OPTIMIZERS, Make, associators, perceptrons, pictures, plain_loop
+from stack_kit import OPTIMIZERS, Make, assert_same, associators, perceptrons, pictures, plain_loop
 from torch import Tensor
 
 from gossamer.experiments.arena import Arena
@@ -137,6 +138,41 @@ def test_the_rate_of_plain_descent_may_be_changed_between_rounds(rate: float) ->
             learner.optimizer.rate = rate  # type: ignore[attr-defined]
     for a, b in zip(mine, plain, strict=True):
         torch.testing.assert_close(a.network.flat, b.network.flat, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "momentum"])
+def test_schedulers_of_torch_are_followed(optimizer: str) -> None:
+    scheduler = {"name": "ExponentialLR", "gamma": 0.5}
+    options = {"optimizer": optimizer, "scheduler": scheduler, "rate": 0.05}
+    assert_same(lambda: perceptrons(3, **options), rounds=5)
+
+
+def test_peers_of_a_stack_may_be_at_different_rates() -> None:
+    options = {"scheduler": {"name": "ExponentialLR", "gamma": 0.5}}
+    mine, plain = (perceptrons(3, **options) for _ in range(2))
+    arena = Arena(mine)
+    for learners in (mine, plain):
+        learners[1].train(1)  # it is one round ahead
+    assert "3 learners in 1 stack;" in repr(arena)
+    list(arena.run(3))
+    plain_loop(plain, 3)
+    for a, b in zip(mine, plain, strict=True):
+        torch.testing.assert_close(a.network.flat, b.network.flat, rtol=0, atol=1e-5)
+
+
+def test_a_loss_of_torch_is_stacked() -> None:
+    loss = {"name": "CrossEntropyLoss", "label_smoothing": 0.1}
+    assert_same(lambda: perceptrons(3, loss=loss, output="none"), rounds=4)
+
+
+def test_what_is_not_stacked_is_told_with_its_cost() -> None:
+    arena = Arena([*perceptrons(2), *perceptrons(3, optimizer="RMSprop", name="own")])
+    list(arena.run(2))
+    (sentence,) = arena.one_by_one()
+    assert sentence.startswith(
+        "3 of 5 peers train one by one (an optimizer that cannot be stacked)"
+    )
+    assert re.search(r"took \d+\.\d s of processor time$", sentence)
 
 
 def test_a_learning_rate_schedule_is_followed() -> None:

@@ -130,7 +130,9 @@ def test_metrics_add():
 
 def test_bad_input_is_refused():
     network = SlicedNetwork(mlp("4=3"), {"g": "4-3"}, peer="ann")
-    with pytest.raises(ModelError, match="unknown loss 'hinge': there are squared, cross-entropy"):
+    with pytest.raises(
+        ModelError, match="unknown loss 'hinge'; known are squared, cross-entropy, L1Loss"
+    ):
         SgdLearner(network, data(), data(), loss="hinge")
     with pytest.raises(ModelError, match="peer 'ann': 0 training inputs with 1 labels"):
         SgdLearner(network, (torch.zeros(0, 4), torch.zeros(1)), data())
@@ -233,10 +235,10 @@ def test_samples_that_do_not_fit_are_refused_before_training(x, y, message):
         SgdLearner(network, data(), (x, y))
 
 
-def test_an_optimizer_must_be_a_function():
+def test_an_unknown_optimizer_is_told_with_the_nearest():
     network = SlicedNetwork(mlp("4=3"), {"g": "4-3"}, peer="ann")
-    with pytest.raises(ModelError, match="optimizer 'adam': give a function of the parameters"):
-        SgdLearner(network, data(), data(), optimizer="adam")
+    with pytest.raises(ModelError, match="unknown optimizer 'Adamm'; did you mean 'Adam'"):
+        SgdLearner(network, data(), data(), optimizer="Adamm")
 
 
 def test_a_score_is_the_loss_with_other_values_in_place_and_changes_nothing():
