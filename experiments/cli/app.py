@@ -352,12 +352,19 @@ def _decide_claims(options: Mapping[str, Any], output: Output) -> None:
     rows = claims.rows(folders)
     console.table(
         "the papers' claims",
-        ["where", "claim", "verdict", "measured"],
-        [(r.entry.origin, r.claim.text, r.finding.verdict, r.finding.measured) for r in rows],
+        ["where", "claim", "verdict", "measured", "differs from the paper"],
+        [
+            (r.entry.origin, r.claim.text, r.finding.verdict, r.finding.measured, r.differences)
+            for r in rows
+        ]
+        + [(each.origin, each.text, claims.CANNOT, each.reason, "") for each in claims.UNAVAILABLE],
     )
     folder = make_folder(output.out or results)
-    write_bytes(folder / "papers.md", claims.page(rows).encode())
-    console.print_written([folder / "papers.md", *claims.draw_overview(folder / "papers", folders)])
+    pictures = claims.draw_overview(make_folder(folder / "papers") / "overview", folders)[:1]
+    pictures += claims.draw_figures(folder / "papers", rows)
+    text = claims.page(rows, [picture.relative_to(folder).as_posix() for picture in pictures])
+    write_bytes(folder / "papers.md", text.encode())
+    console.print_written([folder / "papers.md", *pictures])
 
 
 @command("study", slow=True)

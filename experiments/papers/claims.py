@@ -1,25 +1,29 @@
 """`gossamer paper claims`: the claims of the papers, and whether the results on disk support them.
 
-A claim is a sentence about the figure of one study, and a function that decides it from the study's summary
-table. No verdict is written by hand. To add a claim, add an entry to `CLAIMS` under its study.
+A claim is a sentence about the figure or table of one study, and a function that decides it from the values
+in it. No verdict is written by hand. To add a claim, add an entry to `CLAIMS` under its study; where a study
+differs from the paper, say so in `DIFFERENCES`. Claims that cannot be measured here are in `UNAVAILABLE`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from math import nan
 from pathlib import Path
+from statistics import correlation
 from typing import Any
 
+from ..cli import console
 from ..results import Record, find_run, read_records
-from ..study import Frame, Study
+from ..study import Frame, Study, frame_of
 from . import PAPERS, StudyEntry
 
 HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
-NOT_RUN = "not measured"
+NOT_RUN, CANNOT = "not measured", "cannot be had here"
 """The verdicts."""
 AUTO = "auto"
 """The curve, or the x, of peers that decide by themselves what they share."""
@@ -36,14 +40,15 @@ class Finding:
 class Points:
     """The medians of a figure: `points["80", 500]` is that of the curve "80" at x = 500.
 
-    summary: the first table of a study with a curve, an x, and a median in every row.
+    summary: a table with a curve, an x, and a median in every row; with mean and deviation for `spread_text`.
     """
 
     def __init__(self, summary: Frame):
         line, x = summary.columns[:2]
-        self._medians = {
-            (str(row[line]), str(row[x])): float(row["median"]) for _, row in summary.iterrows()
-        }
+        rows = {(str(row[line]), str(row[x])): row for _, row in summary.iterrows()}
+        self._rows, self._summary = rows, summary
+        self.line_label, self.x_label = str(line), str(x)
+        self._medians = {key: float(row["median"]) for key, row in rows.items()}
         self.lines = list(dict.fromkeys(line for line, _ in self._medians))
         self.xs = [x for x in dict.fromkeys(x for _, x in self._medians) if x != AUTO]
 
@@ -51,6 +56,10 @@ class Points:
         """Return the median of a curve at an x."""
         line, x = line_and_x
         return self._medians[str(line), str(x)]
+
+    def __contains__(self, line_and_x: tuple[str, str]) -> bool:
+        """Return whether a curve has a point at an x."""
+        return line_and_x in self._medians
 
     def get(self, line: object, x: object) -> float:
         """Return the median of a curve at an x; NaN if it has none there."""
@@ -78,6 +87,32 @@ class Points:
         """Return the points of a curve as text."""
         return ", ".join(f"{x}: {number(self[line, x])}" for x in self.xs)
 
+    @property
+    def is_figure(self) -> bool:
+        """Whether there are several x, all numbers, so that lines can be drawn."""
+        return len(self.xs) > 1 and all(x.replace(".", "", 1).isdigit() for x in self.xs)
+
+    def numbers(self) -> Frame:
+        """Return the table of a figure, with numbers: line, x (NaN for `auto`), median, low and high.
+
+        Lines about the size of networks are left out.
+        """
+        frame = self._summary.rename(columns={self.line_label: "line", self.x_label: "x"})
+        frame = frame[[not line.endswith((", cells", ", parameters")) for line in frame["line"]]]
+        columns = {name: frame[name].astype(float) for name in ("median", "low", "high")}
+        x = [nan if value == AUTO else float(value) for value in frame["x"]]
+        return frame_of({"line": frame["line"].astype(str), "x": x, **columns})
+
+    def mean_text(self, line: str, x: str) -> str:
+        """Return mean ± standard deviation of a curve at an x; "" if it has none there."""
+        if (row := self._rows.get((line, x))) is None:
+            return ""
+        deviation = row["deviation"]
+        spread = (
+            "" if deviation in ("", None) or deviation != deviation else f" ± {amount(deviation)}"
+        )
+        return f"{amount(row['mean'])}{spread}"
+
 
 Decide = Callable[[Points], Finding]
 """A function that decides a claim from the medians of the study's figure."""
@@ -92,6 +127,18 @@ class Claim:
 
     text: str
     decide: Decide
+
+
+def amount(value: Any) -> str:
+    """Return a number as text: three decimals for accuracies, fewer digits for large numbers."""
+    value = float(value)
+    return (
+        number(value)
+        if abs(value) < 10
+        else f"{value:.1f}"
+        if abs(value) < 1000
+        else f"{value:.0f}"
+    )
 
 
 def number(value: float) -> str:
@@ -140,13 +187,15 @@ def _all_falls(points: Points) -> Finding:
     )
 
 
-def _compare(higher: str, lower: str, xs: Callable[[str], bool] = lambda x: True) -> Decide:
-    """Return a function that decides whether a curve is above another one at each x."""
+def _compare(
+    higher: str, lower: str, xs: Callable[[str], bool] = lambda x: True, by: float = 0.0
+) -> Decide:
+    """Return a function that decides whether a curve is above another one, by more than `by`, at each x."""
 
     def decide(points: Points) -> Finding:
         gaps = {x: points[higher, x] - points[lower, x] for x in points.xs if xs(x)}
         text = ", ".join(f"at {x} by {gap:+.3f}" for x, gap in gaps.items())
-        return by_case({x: gap > 0 for x, gap in gaps.items()}, text)
+        return by_case({x: gap > by for x, gap in gaps.items()}, text)
 
     return decide
 
@@ -292,6 +341,448 @@ def _auto_is_best(points: Points) -> Finding:
     return by_case({x: gap >= -0.005 for x, gap in gaps.items()}, f"auto less the best {text}")
 
 
+# --- other papers: tables of methods, whose lines are "PANEL: METHOD" ---------------------------------
+
+
+def _panels(points: Points, method: str) -> list[str]:
+    """Return the panels that have a line of this method, each with the ": " that follows its name."""
+    return [line.removesuffix(method) for line in points.lines if line.endswith(f": {method}")]
+
+
+def _gaps_text(gaps: Mapping[str, float]) -> str:
+    """Return differences as text; the lowest and the highest if they are many."""
+    if len(gaps) <= 6:
+        return ", ".join(f"{name}: {gap:+.3f}" for name, gap in gaps.items())
+    return f"from {min(gaps.values()):+.3f} to {max(gaps.values()):+.3f}"
+
+
+def _method_above(
+    method: str, others: Sequence[str], by: float = 0.0, xs: Callable[[str], bool] = lambda x: True
+) -> Decide:
+    """Return a function that decides whether a method is above all others by more than `by`, in every panel.
+
+    A negative `by` makes it a claim that the method is not much below the others.
+    """
+
+    def decide(points: Points) -> Finding:
+        gaps = {
+            f"{panel}{x}": points[panel + method, x] - max(points[panel + o, x] for o in others)
+            for panel in _panels(points, method)
+            for x in points.xs
+            if xs(x) and (panel + method, x) in points
+        }
+        text = f"{method} less the best of {', '.join(others)} {_gaps_text(gaps)}"
+        return by_case({name: gap > by for name, gap in gaps.items()}, text)
+
+    return decide
+
+
+def _method_changes(method: str, is_met: Callable[[float], bool]) -> Decide:
+    """Return a function that decides whether a method's change, from the first x to the last, is as said."""
+
+    def decide(points: Points) -> Finding:
+        changes = {}
+        for panel in _panels(points, method):
+            xs = [x for x in points.xs if (panel + method, x) in points]
+            changes[panel.removesuffix(": ")] = (
+                points[panel + method, xs[-1]] - points[panel + method, xs[0]]
+            )
+        text = f"{method} changes by {_gaps_text(changes)}"
+        return by_case({name: is_met(change) for name, change in changes.items()}, text)
+
+    return decide
+
+
+def _cells_below(method: str, limit: Callable[[float], float]) -> Decide:
+    """Return a function that decides whether a fused network has at most limit(x) hidden cells."""
+    line = f"{method}, cells"
+
+    def decide(points: Points) -> Finding:
+        cells = {
+            f"{panel}{x}": (points[panel + line, x], limit(float(x)))
+            for panel in _panels(points, line)
+            for x in points.xs
+        }
+        text = ", ".join(
+            f"{name}: {amount(found)} of {amount(most)}" for name, (found, most) in cells.items()
+        )
+        return by_case({name: found <= most for name, (found, most) in cells.items()}, text)
+
+    return decide
+
+
+def _parameters_by_lambda(points: Points) -> dict[str, dict[float, float]]:
+    """Return the parameters of MAGI's networks by panel and λ; λ = 0 is PFNM."""
+    sizes: dict[str, dict[float, float]] = {}
+    for line in points.lines:
+        panel, _, method = line.partition(": ")
+        if method.endswith(", parameters"):
+            weight = float(method.removesuffix(", parameters").partition("λ=")[2] or 0)
+            sizes.setdefault(panel, {})[weight] = points[line, points.xs[0]]
+    return sizes
+
+
+def _shrinks_by(is_panel: Callable[[str], bool], factor: float) -> Decide:
+    """Return a function that decides whether λ = 1 has at most 1/factor of PFNM's parameters."""
+
+    def decide(points: Points) -> Finding:
+        ratios = {
+            panel: sizes[0.0] / sizes[1.0]
+            for panel, sizes in _parameters_by_lambda(points).items()
+            if is_panel(panel)
+        }
+        text = ", ".join(f"{panel}: {ratio:.1f} times fewer" for panel, ratio in ratios.items())
+        return by_case({panel: ratio >= factor for panel, ratio in ratios.items()}, text)
+
+    return decide
+
+
+def _falls_with_lambda(points: Points) -> Finding:
+    """Decide whether parameters fall with every step of λ."""
+    by_panel = _parameters_by_lambda(points)
+    falls = {
+        panel: all(sizes[a] >= sizes[b] for a, b in pairwise(sorted(sizes)))
+        and sizes[1.0] < sizes[0.0]
+        for panel, sizes in by_panel.items()
+    }
+    text = "; ".join(
+        f"{panel}: " + " → ".join(amount(sizes[weight]) for weight in sorted(sizes))
+        for panel, sizes in by_panel.items()
+    )
+    return by_case(falls, f"parameters {text}")
+
+
+def _falls_linearly(points: Points) -> Finding:
+    """Decide whether λ and the parameters have a correlation of −0.95 or stronger."""
+    correlations = {
+        panel: correlation([*sizes], [*sizes.values()])
+        for panel, sizes in _parameters_by_lambda(points).items()
+    }
+    text = ", ".join(f"{panel}: {value:.2f}" for panel, value in correlations.items())
+    return by_case(
+        {panel: value <= -0.95 for panel, value in correlations.items()}, f"correlation {text}"
+    )
+
+
+def _sensitivity(lines: Callable[[str], bool], panel: str, within: float) -> Decide:
+    """Return a function that decides whether accuracies in a panel differ by at most `within`.
+
+    lines: which lines are compared.
+    """
+
+    def decide(points: Points) -> Finding:
+        values = {
+            line.removeprefix(f"{panel}: "): points[line, points.xs[0]]
+            for line in points.lines
+            if line.startswith(f"{panel}: ") and "," not in line and lines(line)
+        }
+        spread = max(values.values()) - min(values.values())
+        text = ", ".join(f"{name}: {number(value)}" for name, value in values.items())
+        return Finding(HOLDS if spread <= within else FAILS, f"differ by {number(spread)}: {text}")
+
+    return decide
+
+
+def _smaller(line: str, other: str, x: str, share: float = 1.0) -> Decide:
+    """Return a function that decides whether a value is below `share` of another one."""
+
+    def decide(points: Points) -> Finding:
+        a, b = points[line, x], points[other, x]
+        text = f"{line}: {amount(a)}, {other}: {amount(b)}"
+        return Finding(HOLDS if a < share * b else FAILS, text)
+
+    return decide
+
+
+_GRIDS = ("grid 100", "grid 1000", "grid 10000")
+
+
+def _closed_form_is_faster(points: Points) -> Finding:
+    """Decide whether the closed form takes less time than grids of the paper's sizes."""
+    took = {line: points[line, "milliseconds"] for line in ("closed form", *_GRIDS)}
+    text = ", ".join(f"{line}: {value:.2f}" for line, value in took.items())
+    return by_case(
+        {grid: took["closed form"] < took[grid] for grid in _GRIDS}, f"milliseconds {text}"
+    )
+
+
+def _bounds_hold(points: Points) -> Finding:
+    """Decide whether no compressor loses more accuracy than its bound."""
+    pairs = {
+        line: (points[line, "loss"], points[line, "loss_bound"])
+        for line in points.lines
+        if (line, "loss") in points
+    }
+    text = ", ".join(f"{line}: {number(a)} of {number(b)}" for line, (a, b) in pairs.items())
+    return by_case({line: a <= b for line, (a, b) in pairs.items()}, f"lost, of at most: {text}")
+
+
+def _bounds_are_small(points: Points) -> Finding:
+    """Decide whether bounds are below .05."""
+    bounds = {
+        line: points[line, "loss_bound"] for line in points.lines if (line, "loss_bound") in points
+    }
+    text = ", ".join(f"{line}: {number(bound)}" for line, bound in bounds.items())
+    return by_case({line: bound < 0.05 for line, bound in bounds.items()}, f"bounds {text}")
+
+
+def _lossy(points: Points) -> Finding:
+    """Decide whether every compressor loses accuracy."""
+    losses = {line: points[line, "loss"] for line in points.lines if (line, "loss") in points}
+    return by_case({line: loss > 0 for line, loss in losses.items()}, f"lost {_gaps_text(losses)}")
+
+
+def _all_fall(points: Points) -> Finding:
+    """Decide whether every curve is lower at the last x than at the first."""
+    first, last = points.xs[0], points.xs[-1]
+    falls = {line: points[line, last] - points[line, first] for line in points.lines}
+    return by_case(
+        {line: fall < 0 for line, fall in falls.items()}, f"{first} to {last}: {_gaps_text(falls)}"
+    )
+
+
+_AVERAGES = ("local", "FedAvg, own starts", "FedAvg, shared start")
+_OTHER_CLAIMS: dict[str, list[Claim]] = {
+    "pfnm-figure2": [
+        Claim(
+            "PFNM is the best of the methods that communicate once and make one network",
+            _method_above("PFNM", (*_AVERAGES, "DP-means")),
+        ),
+        Claim(
+            "FedAvg, even from a shared start, loses accuracy quickly with more networks",
+            _method_changes("FedAvg, shared start", lambda change: change < -0.05),
+        ),
+        Claim(
+            "PFNM's network is much smaller than all networks together (at most half)",
+            _cells_below("PFNM", lambda peers: 50 * peers if peers > 2 else 200),
+        ),
+        Claim(
+            "With γ0 = 1e-5 it is hardly larger than one peer's network",
+            _cells_below("PFNM γ0=1e-5", lambda peers: 110),
+        ),
+        Claim(
+            "PFNM is comparable to the ensembles (within .03)",
+            _method_above("PFNM", ("ensemble", "weighted ensemble"), by=-0.03),
+        ),
+        Claim(
+            "Ensembles hardly lose accuracy as networks become more and weaker",
+            _method_changes("ensemble", lambda change: change > -0.05),
+        ),
+    ],
+    "pfnm-figure4": [
+        Claim(
+            "PFNM is comparable to the ensembles (within .03) for one to six hidden layers",
+            _method_above("PFNM", ("ensemble", "weighted ensemble"), by=-0.03),
+        ),
+        Claim(
+            "(Not in the paper.) PFNM is above FedAvg from a shared start",
+            _method_above("PFNM", ("FedAvg, shared start",)),
+        ),
+    ],
+    "pfnm-sensitivity": [
+        Claim(
+            "PFNM is robust to σ0² and γ0 (within .02), classes split evenly",
+            _sensitivity(lambda line: "σ²" not in line, "homogeneous", 0.02),
+        ),
+        Claim("and not", _sensitivity(lambda line: "σ²" not in line, "Dirichlet 0.2", 0.02)),
+        Claim(
+            "σ² has almost no effect if classes are split evenly (within .02)",
+            _sensitivity(lambda line: "σ0²" not in line and "γ0" not in line, "homogeneous", 0.02),
+        ),
+        Claim(
+            "and more if they are not, but every value is competitive (within .1)",
+            _sensitivity(lambda line: "σ0²" not in line and "γ0" not in line, "Dirichlet 0.2", 0.1),
+        ),
+    ],
+    "pfnm-table": [
+        Claim(
+            "(000) PFNM is above averaging, from own and shared starts",
+            _method_above("PFNM", _AVERAGES),
+        ),
+        Claim(
+            "(000) PFNM is comparable to the weighted ensemble (within .03)",
+            _method_above("PFNM", ("weighted ensemble",), by=-0.03),
+        ),
+        Claim(
+            "(002) Averaging from own starts is much worse than from a shared start (by .1)",
+            _method_above("FedAvg, shared start", ("FedAvg, own starts",), by=0.1),
+        ),
+        Claim(
+            "(002) MAGI (λ = 0.1) is more accurate than PFNM",
+            _method_above("MAGI λ=0.1", ("PFNM",)),
+        ),
+    ],
+    "magi-table1": [
+        Claim(
+            "MAGI is the best method in every row",
+            _method_above("MAGI λ=0.1", (*_AVERAGES[::2], "PFNM")),
+        ),
+        Claim(
+            "With one hidden layer it is 3 % above PFNM (2 % or more)",
+            lambda points: _method_above("MAGI λ=0.1", ("PFNM",), 0.02, lambda x: x != "10")(
+                points
+            ),
+        ),
+        Claim(
+            "Averaging loses to PFNM and MAGI",
+            _method_above("PFNM", ("FedAvg, shared start", "FedProx, shared start")),
+        ),
+        Claim(
+            "More clients make every method less accurate",
+            lambda points: by_case(
+                (
+                    falls := {
+                        method: points[f"1 hidden: {method}", "30"]
+                        < points[f"1 hidden: {method}", "15"]
+                        for method in ("local", "FedAvg, shared start", "PFNM", "MAGI λ=0.1")
+                    }
+                ),
+                "falls from 15 to 30 clients: "
+                + (", ".join(m for m, met in falls.items() if met) or "none"),
+            ),
+        ),
+    ],
+    "magi-figure2": [
+        Claim("The larger λ, the smaller MAGI's network (λ = 0 is PFNM)", _falls_with_lambda),
+        Claim("It shrinks almost linearly", _falls_linearly),
+        Claim(
+            "With λ near 1 and one hidden layer it has almost 8 times fewer parameters (6 or more)",
+            _shrinks_by(lambda panel: panel == "1 hidden", 6),
+        ),
+        Claim(
+            "With more hidden layers, close to 3 times fewer (2.5 or more)",
+            _shrinks_by(lambda panel: panel != "1 hidden", 2.5),
+        ),
+    ],
+    "fednp-toy": [
+        Claim("FedNP's error is below FedAvg's", _smaller("FedNP", "FedAvg", "error")),
+        Claim(
+            "by more than a third (72.4 against 116.5)", _smaller("FedNP", "FedAvg", "error", 0.67)
+        ),
+        Claim(
+            "(Control.) Its estimate of all data is what helps: with z frozen the error is larger",
+            _smaller("FedNP", "FedNP, z frozen", "error"),
+        ),
+    ],
+    "fednp-moments": [
+        Claim(
+            "The closed form is faster than quadratures of 100, 1000 and 10,000 nodes",
+            _closed_form_is_faster,
+        ),
+        Claim(
+            "and the model as accurate: the toy's error is within 2 % of that with exact moments",
+            lambda points: _smaller("closed form", "Gauss–Hermite 100", "mse", 1.02)(points),
+        ),
+        Claim(
+            "(Not in the paper.) Gauss–Hermite with 20 nodes is more exact than the closed form",
+            _smaller("Gauss–Hermite 20", "closed form", "mean_error"),
+        ),
+        Claim(
+            "(Not in the paper.) and takes less than twice its time",
+            _smaller("Gauss–Hermite 20", "closed form", "milliseconds", 2.0),
+        ),
+    ],
+    "fednp-cifar": [
+        Claim("FedNP is best with 10 clients", _rank(["FedNP"], 0, lambda x: x == "10")),
+        Claim("and with 50 and 100", _rank(["FedNP"], 0, lambda x: x != "10")),
+        Claim(
+            "FedNP is about 2 % above FedAvg (1 % or more)", _compare("FedNP", "FedAvg", by=0.01)
+        ),
+        Claim("FedProx is below FedAvg", _compare("FedAvg", "FedProx")),
+        Claim("SCAFFOLD is far below FedAvg (by .02)", _compare("FedAvg", "SCAFFOLD", by=0.02)),
+        Claim("All methods lose accuracy with more clients", _all_fall),
+        Claim(
+            "With 100 clients, FedNP and MOON are first",
+            _rank(["FedNP", "MOON"], 0, lambda x: x == "100"),
+        ),
+        Claim("and second", _rank(["FedNP", "MOON"], 1, lambda x: x == "100")),
+    ],
+    "multitask": [
+        Claim(
+            "Related models (MOCHA) are more accurate than separate ones",
+            _compare("MOCHA", "separate"),
+        ),
+        Claim("and than one model for all", _compare("MOCHA", "pooled")),
+    ],
+    "compressed-updates": [
+        Claim(
+            "Averaging the clients' weights (FedAvg) makes a better model than a client has alone",
+            lambda points: _smaller("alone", "none", "accuracy")(points),
+        ),
+        Claim("Compressed updates lose accuracy", _lossy),
+        Claim(
+            "(The slides ask for a bound.) No compressor loses more accuracy than the bound that follows "
+            "from the distortion of its messages",
+            _bounds_hold,
+        ),
+        Claim(
+            "(The slides ask for a bound.) The bound is small enough to be useful (.05)",
+            _bounds_are_small,
+        ),
+    ],
+}
+
+DIFFERENCES: Mapping[str, str] = {
+    **{f"femnist-{kind}-{v}": "characters by style, not by writer" for kind in ("level", "scheme", "peers")
+       for v in "am"},
+    **{f"femnist-{kind}-d": "MNIST's writers, not FEMNIST's" for kind in ("level", "scheme", "peers")},
+    "vsn": "people who sit or stand, not vehicles; 50 test samples, not 200; two outputs, not one",
+    "associative": "starting weights, which the paper does not give, uniform in [−0.3, 0.3]",
+    "pfnm-figure2": "no downpour SGD, no CIFAR-10",
+    "pfnm-figure4": "no downpour SGD, no CIFAR-10",
+    "pfnm-sensitivity": "test accuracy, not training accuracy; the values, which the paper does not give; no "
+    "CIFAR-10",
+    "pfnm-table": "4000 digits of MNIST or 1400 of scikit-learn's, and 10 peers; the papers have 60,000",
+    "magi-table1": "Dirichlet 0.5, which the paper does not give; λ = 0.1; FedProx µ = 0.01",
+    "magi-figure2": "4000 digits, Dirichlet 0.5, no CIFAR-10",
+    "fednp-toy": "5 epochs, 20 rounds, rate 0.3, x/4; the paper has 1, 10, 0.01, x",
+    "fednp-moments": "200 random cavities and the toy, on a processor; the paper has CIFAR-100 on a GPU",
+    "fednp-cifar": "CIFAR-10, 3000 samples, a CNN of 8 and 16 channels, 1 epoch, 20 rounds, rate 0.1, "
+    "batches of 20; the paper has CIFAR-100, 50,000, ResNet18, 10, 100, 0.01, 128",
+    "multitask": "the slides name no data; sitting against standing of 30 people",
+    "compressed-updates": "the slides name no data; softmax regression on 4000 digits of 10 clients",
+}  # fmt: skip
+"""What differs from the paper in a study at its full size; of other studies, nothing is known to differ."""
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """A claim that cannot be measured here, and why."""
+
+    origin: str
+    text: str
+    reason: str
+
+
+_ONE_CORE = "the data is not here, and training it takes a graphics processor"
+UNAVAILABLE = (
+    Unavailable(
+        "000, figures 3 and 4", "PFNM outperforms downpour SGD with ten rounds",
+        "the studies of fused networks have no downpour SGD with Adam on clients and server; `gossamer "
+        "compare` has it for SGD",
+    ),
+    Unavailable(
+        "000, figure 3c, d", "On CIFAR-10 PFNM falls behind ensembles when classes are split unevenly",
+        "thirty perceptrons on all of CIFAR-10, ten times over, take days of two cores",
+    ),
+    Unavailable(
+        "002, table 1, CIFAR-10", "MAGI fuses ConvNets 2 % better than PFNM",
+        "matching here is defined for chains of linear layers, not for convolutions",
+    ),
+    Unavailable(
+        "002, table 1, CIMC", "MAGI fuses U-Nets 6 % better than PFNM",
+        "the Carvana images are not here, and matching is defined for chains of linear layers",
+    ),
+    Unavailable("004, table 1", "FedNP is best on CIFAR-100 and TinyImageNet with ResNet18", _ONE_CORE),
+    Unavailable("004, table 1", "FedNP is above FedPA and FedLA", "neither method is implemented here"),
+    Unavailable("004, table 2", "FedNP lowers the word error rate on CHiME-5", "the corpus needs a licence"),
+    Unavailable(
+        "004, table 4", "FedNP's error on the toy is below that of FedProx, SCAFFOLD and FedPA",
+        "the toy is run with FedAvg and FedNP only",
+    ),
+)  # fmt: skip
+"""Claims that cannot be measured here."""
+
 _AUTO_CLAIM = Claim(
     "(Not in the paper.) Peers that decide by themselves what to share reach the paper's best scheme",
     _auto_is_best,
@@ -335,6 +826,7 @@ def _femnist_claims(variant: str) -> dict[str, list[Claim]]:
 
 
 CLAIMS: Mapping[str, Sequence[Claim]] = {
+    **_OTHER_CLAIMS,
     **_femnist_claims("a"),
     **_femnist_claims("m"),
     **_femnist_claims("d"),
@@ -491,18 +983,31 @@ CLAIMS: Mapping[str, Sequence[Claim]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table of claims."""
+    """One row of the table of claims.
+
+    runs: the seeds that it was measured with, 0 for none. points: the values of its study.
+    """
 
     entry: StudyEntry
     claim: Claim
     finding: Finding
     runs: int
+    points: Points | None = None
 
     @property
     def command(self) -> str:
         """The command that measured it, or would measure it."""
         runs = f" --runs {self.runs}" if 0 < self.runs != self.entry.runs else ""
         return f"gossamer paper {self.entry.name}{runs}"
+
+    @property
+    def differences(self) -> str:
+        """What differs from the paper: the setting, and the number of seeds."""
+        setting = DIFFERENCES.get(self.entry.name, "")
+        fewer = (
+            f"{self.runs} seeds, not {self.entry.runs}" if 0 < self.runs < self.entry.runs else ""
+        )
+        return "; ".join(text for text in (setting, fewer) if text)
 
 
 def rows(folders: Sequence[Path]) -> list[Row]:
@@ -515,10 +1020,10 @@ def rows(folders: Sequence[Path]) -> list[Row]:
     for name, claims in CLAIMS.items():
         entry = PAPERS[name]
         records, study = records_of(entry, folders)
-        points = Points(study.table(records)["summary"]) if records else None
+        points = Points(summary_of(entry, study, records)) if records else None
         runs = len({record["seed"] for record in records})
         for claim in claims:
-            table.append(Row(entry, claim, _decide(claim, points), runs))
+            table.append(Row(entry, claim, _decide(claim, points), runs, points))
     return table
 
 
@@ -533,17 +1038,86 @@ def _decide(claim: Claim, points: Points | None) -> Finding:
 
 
 def records_of(entry: StudyEntry, folders: Sequence[Path]) -> tuple[list[Record], Study[Any]]:
-    """Return the records of a study's runs at full size, and the study; records of other runs are ignored."""
+    """Return the records of a study's runs at full size, and the study.
+
+    Records of other runs are not used: those of another version, or with more seeds than the paper has. A
+    warning says how many there are in which file; the file is not changed.
+    """
     study = entry.study()
     keys = {cell.key for cell in study.cells}
     for folder in folders:
         path = folder / f"{entry.name}.jsonl"
         if not path.is_file():
             path = find_run(folder / entry.name) / "runs.jsonl"
-        records = [record for record in read_records(path) if record.get("key") in keys]
+        found = list(read_records(path))
+        records = [record for record in found if record.get("key") in keys]
+        if others := len(found) - len(records):
+            console.warn(
+                f"{path}: {others} of {len(found)} records are not used, since they are of another version "
+                f"of {entry.name} or of other settings; the file stays as it is, and gossamer paper "
+                f"{entry.name} runs what is missing"
+            )
         if records:
             return records, study
     return [], study
+
+
+def summary_of(entry: StudyEntry, study: Study[Any], records: Sequence[Record]) -> Frame:
+    """Return a row for every line and x: runs, median, low, high, mean and deviation over seeds."""
+    read = _READERS.get(entry.make.partition(":")[0])
+    if read is None or "settings" in records[0]:
+        summary = study.table(records)["summary"]
+        return summary.rename(columns={"second quintile": "low", "third quintile": "high"})
+    rows = [
+        {"line": line, "x": x, "value": value}
+        for record in records
+        for line, x, value in read(record)
+        if value is not None
+    ]
+    values = frame_of(rows, ordered=["line", "x"]).groupby(["line", "x"], observed=True)["value"]
+    columns = {
+        "runs": values.size(), "median": values.median(), "low": values.min(), "high": values.max(),
+        "mean": values.mean(), "deviation": values.std(),
+    }  # fmt: skip
+    return frame_of(columns).reset_index().astype({"line": str, "x": str})
+
+
+Values = Iterator[tuple[str, object, float | None]]
+"""Line, x and value of each measure of a record."""
+
+
+def _matching_values(record: Record) -> Values:
+    for outcome in record["outcomes"]:
+        line = f"{record['panel']}: {outcome['method']}"
+        yield line, f"{outcome['x']:g}", outcome["accuracy"]
+        yield f"{line}, cells", f"{outcome['x']:g}", outcome["cells"]
+        yield f"{line}, parameters", f"{outcome['x']:g}", outcome["parameters"]
+
+
+def _measures(record: Record) -> Values:
+    for name, value in record.items():
+        if isinstance(value, float):
+            yield record["line"], name, value
+
+
+def _fednp_values(record: Record) -> Values:
+    if "method" in record:
+        yield record["method"], "error", record["mse"]
+    else:
+        yield from _measures(record)
+
+
+def _multitask_values(record: Record) -> Values:
+    yield record["method"], record["samples"], record["accuracy"]
+
+
+_READERS: Mapping[str, Callable[[Record], Values]] = {
+    "matching": _matching_values,
+    "fednp": _fednp_values,
+    "multitask": _multitask_values,
+    "updates": _measures,
+}
+"""How the values of a record are read, by the module of the study; other studies have them in their table."""
 
 
 OVERVIEW = {
@@ -568,7 +1142,7 @@ def draw_overview(path: Path, folders: Sequence[Path]) -> list[Path]:
         records, study = records_of(PAPERS[study_name], folders)
         if not records:
             continue
-        points = Points(study.table(records)["summary"])
+        points = Points(summary_of(PAPERS[study_name], study, records))
         with suppress(KeyError):  # this curve has not been run
             bars[task] = [points[curve, level] for level in levels]
             bars[task].append(points.get(curve, AUTO))
@@ -591,22 +1165,69 @@ def draw_overview(path: Path, folders: Sequence[Path]) -> list[Path]:
     return save(figure, path)
 
 
-def page(table: Sequence[Row]) -> str:
-    """Return the page of claims, in Markdown: tables of studies that were run, and a list of the others."""
+def draw_figures(folder: Path, table: Sequence[Row]) -> list[Path]:
+    """Draw the figures of each paper, or of each section of 003, side by side; return the PNG files.
+
+    A study whose x are not numbers has no figure here.
+    """
+    by_section: dict[str, dict[str, Row]] = {}
+    for row in table:
+        if row.points is not None and row.points.is_figure:
+            paper, _, rest = row.entry.origin.partition(", ")
+            section = f"{paper}-{rest[:3]}" if rest.startswith("V.") else paper
+            section = section if paper.isdigit() else "own"
+            by_section.setdefault(section, {}).setdefault(row.entry.name, row)
+    files = []
+    for section, studies in by_section.items():
+        from ..study.figures import panels, plot_lines, save
+
+        columns = min(3, len(studies))
+        lines = -(-len(studies) // columns)
+        figure, grid = panels(
+            lines, columns,
+            "Points: medians over seeds; bars: quantiles 0.4 to 0.6 (003), lowest to highest (others). "
+            "Dashed, or called auto: peers decide by themselves what they share.",
+            5.2 * columns, 3.6 * lines,
+        )  # fmt: skip
+        all_axes = [axes for row_of_axes in grid for axes in row_of_axes]
+        for axes, row in zip(all_axes, studies.values(), strict=False):
+            assert row.points is not None
+            plot_lines(axes, row.points.numbers(), "line", "x", "median", "low", "high")
+            _, _, where = row.entry.origin.partition(", ")
+            axes.set_title(f"{row.entry.name} ({where or row.entry.origin})", fontsize=9)
+            axes.set_xlabel(row.points.x_label, fontsize=8)
+            axes.legend(fontsize=6, frameon=False)
+        for axes in all_axes[len(studies) :]:
+            axes.set_visible(False)
+        files += save(figure, folder / section, dpi=80)[:1]
+    return files
+
+
+MOST_COLUMNS = 8
+"""The most x in a table of the page; of longer curves, only some x are shown."""
+
+
+def page(table: Sequence[Row], pictures: Sequence[str] = ()) -> str:
+    """Return the page of claims, in Markdown: tables of studies that were run, and a list of the others.
+
+    pictures: addresses of pictures, which are shown at the top.
+    """
     counts = Counter(row.finding.verdict for row in table)
     decided = ", ".join(f"{verdict}: {counts[verdict]}" for verdict in (HOLDS, IN_PART, FAILS))
     lines = [
         "# The papers' claims, and what was measured here",
         "",
         "`gossamer paper claims` writes this page from results on disk, and a function decides every "
-        f"verdict. Of {len(table)} claims, {counts[NOT_RUN]} have not been measured at the paper's size "
-        f"yet; of the others, {decided}. Numbers are medians over seeds.",
+        f"verdict. Of {len(table)} claims, {counts[NOT_RUN]} have not been measured at full size "
+        f"yet; of the others, {decided}. Verdicts are about medians over seeds; tables have means ± standard "
+        "deviations.",
+        *(f"\n![figures]({picture})" for picture in pictures),
     ]
     not_run: list[str] = []
     for name in dict.fromkeys(row.entry.name for row in table):
         study_rows = [row for row in table if row.entry.name == name]
         entry, first = study_rows[0].entry, study_rows[0]
-        if not first.runs:
+        if first.points is None:
             not_run.append(f"- {entry.title} ({entry.origin}): `{first.command}`")
             continue
         lines += [
@@ -615,13 +1236,39 @@ def page(table: Sequence[Row]) -> str:
             "",
             f"`{first.command}`: {first.runs} seeds.",
             "",
-            "| claim | verdict | measured |",
-            "| --- | --- | --- |",
+            "| claim | verdict | measured | differs from the paper |",
+            "| --- | --- | --- | --- |",
         ]
         lines += [
-            f"| {row.claim.text} | {row.finding.verdict} | {row.finding.measured} |"
+            f"| {row.claim.text} | {row.finding.verdict} | {row.finding.measured} | {row.differences} |"
             for row in study_rows
         ]
+        lines += ["", *_means_table(first.points)]
     if not_run:
-        lines += ["", "## Not run yet at the paper's size", "", *not_run]
+        lines += ["", "## Not run yet at full size", "", *not_run]
+    lines += [
+        "",
+        f"## What {CANNOT.replace('be had', 'be measured')}",
+        "",
+        "| where | claim | reason |",
+        "| --- | --- | --- |",
+        *(f"| {each.origin} | {each.text} | {each.reason} |" for each in UNAVAILABLE),
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _means_table(points: Points) -> list[str]:
+    """Return a table in Markdown of mean ± standard deviation by line and x."""
+    every = -(-len(points.xs) // MOST_COLUMNS)
+    xs = points.xs[::-every][::-1]
+    if any((line, AUTO) in points for line in points.lines):
+        xs = [*xs, AUTO]
+    return [
+        f"| {points.line_label} | {' | '.join(xs)} |",
+        f"| --- {'| --- ' * len(xs)}|",
+        *(
+            f"| {line} | {' | '.join(points.mean_text(line, x) for x in xs)} |"
+            for line in points.lines
+            if not line.endswith(", parameters")
+        ),
+    ]

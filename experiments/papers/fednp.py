@@ -1,13 +1,20 @@
-"""`gossamer paper fednp-toy`: FedNP's eq (20), three clients fit cubics to three ranges of a parabola (004).
+"""The experiments of FedNP (paper 004): `gossamer paper fednp-toy`, `fednp-moments` and `fednp-cifar`.
+
+fednp-toy: eq (20), three clients fit cubics to three ranges of a parabola.
 
     y = −x² + 2x + 5 + noise,   noise ~ N(0, 5²)
 
 A client's own cubic fits well where its samples are, and badly elsewhere; the mean of the clients' cubics
 fits badly everywhere.
+
+fednp-moments: how exact, and how fast, are the ways to compute the moments of a tilted cavity?
+
+fednp-cifar: FedNP and other methods with a small convolutional network, by the number of clients.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from ...models import SgdLearner, SlicedNetwork, Start, seeded_rng
-from ...models.fednp import FedNPLearner, FedNPOptions
+from ...models.fednp import FedNPLearner, FedNPOptions, tilted_moments
 from ..arena import Arena
+from ..config.tables import Data, Network, Training
+from ..federated import comparison
 from ..results import Record
 from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
 from . import StudyEntry
@@ -250,3 +259,169 @@ def _draw_panel(axes: Axes, name: str, record: Record, clients: list[Points]) ->
         grid, parabola(GRID).numpy(), color="black", linewidth=1, linestyle=":", label="truth"
     )
     axes.set(title=f"{name}: {record['mse']:.1f}", xlabel="x", ylim=(-110, 40))
+
+
+# --- how the moments of a tilted cavity are computed (table 6) ----------------------------------------
+
+REFERENCE_NODES = 20_001
+"""Nodes of the quadrature whose moments count as exact."""
+CAVITIES = 200
+"""Cavities whose moments are computed in one update."""
+GRIDS = (100, 1000, 10_000)
+"""Numbers of equidistant nodes, those of the paper's quadratures."""
+
+
+@dataclass(frozen=True)
+class MomentsCell(StudyCell):
+    """One way to compute moments: Gauss–Hermite `quadrature` or a closed form; a grid if `moments` is ""."""
+
+    moments: str
+    nodes: int
+    seed: int
+
+
+def grid_moments(mean: Tensor, variance: Tensor, f: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """Return the moments that `tilted_moments` does, by equidistant nodes within 8 standard deviations."""
+    points = torch.linspace(-8, 8, nodes, dtype=mean.dtype)
+    z = mean[:, None] + variance.sqrt()[:, None] * points
+    log_weights = -points.square() / 2 + torch.nn.functional.logsigmoid(f[:, None] * z)
+    weights = torch.softmax(log_weights, dim=-1)
+    tilted_mean = (weights * z).sum(-1)
+    return tilted_mean, (weights * (z - tilted_mean[:, None]).square()).sum(-1)
+
+
+def run_moments_cell(cell: MomentsCell, job: Job) -> Record:
+    """Compute the moments of random cavities; return the largest errors, and the processor time of an update.
+
+    mse: the error of FedNP in the toy experiment with these moments; a grid cannot be used there.
+    """
+    rng = seeded_rng(cell.seed, "cavities")
+    mean = torch.from_numpy(rng.uniform(-3, 3, CAVITIES))
+    variance = torch.from_numpy(rng.uniform(0.1, 4, CAVITIES))
+    f = torch.from_numpy(rng.uniform(-2, 2, CAVITIES))
+
+    def update() -> tuple[Tensor, Tensor]:
+        if not cell.moments:
+            return grid_moments(mean, variance, f, cell.nodes)
+        return tilted_moments(mean, variance, f, cell.moments, cell.nodes)  # type: ignore[arg-type]
+
+    exact, found = grid_moments(mean, variance, f, REFERENCE_NODES), update()
+    errors = [float((a - b).abs().max()) for a, b in zip(found, exact, strict=True)]
+    began, repeats = time.process_time(), 20
+    for _ in range(repeats):
+        update()
+    seconds = (time.process_time() - began) / repeats
+    options = OPTIONS.model_copy(update={"moments": cell.moments, "nodes": cell.nodes})
+    return {
+        "line": cell.line, "seed": cell.seed, "milliseconds": 1000 * seconds, "mean_error": errors[0],
+        "variance_error": errors[1], "mse": run(options, cell.seed)["mse"] if cell.moments else None,
+    }  # fmt: skip
+
+
+def moments(entry: StudyEntry, quick: bool, seeds: range) -> Study[MomentsCell]:
+    """Return the study of moments: two closed forms, Gauss–Hermite, and grids of the paper's sizes."""
+    ways = {
+        "closed form": ("closed", 20), "probit": ("probit", 20), "Gauss–Hermite 20": ("quadrature", 20),
+        "Gauss–Hermite 100": ("quadrature", 100), **{f"grid {nodes}": ("", nodes) for nodes in GRIDS},
+    }  # fmt: skip
+    return Study(
+        entry.name, [MomentsCell(name, *way, seed) for seed in seeds for name, way in ways.items()],
+        EachCell(run_moments_cell), moments_table,
+        latest=lambda record: f"{record['line']}: {record['milliseconds']:.2f} ms",
+    )  # fmt: skip
+
+
+def moments_table(records: Sequence[Record]) -> dict[str, Frame]:
+    """Return errors, time and the toy's error by way."""
+    columns = ("milliseconds", "mean_error", "variance_error", "mse")
+    rows = [{"line": r["line"], **{name: r[name] for name in columns}} for r in records]
+    frame = frame_of(rows, ordered=["line"]).astype(dict.fromkeys(columns, float))
+    means = frame.groupby("line", observed=True).mean().reset_index().astype({"line": str})
+    formats = {"milliseconds": ".3f", "mean_error": ".1e", "variance_error": ".1e", "mse": ".1f"}
+    titles = {
+        "line": "moments by", "milliseconds": "ms per update", "mean_error": "largest error of a mean",
+        "variance_error": "of a variance", "mse": "mean squared error of the toy",
+    }  # fmt: skip
+    return {"summary": as_text(means, formats).rename(columns=titles)}
+
+
+# --- a convolutional network by the number of clients (tables 1 and 5) --------------------------------
+
+FEDERATED_METHODS = {
+    "FedAvg": {"method": "fedavg"}, "FedProx": {"method": "fedprox", "mu": 0.01},
+    "MOON": {"method": "moon", "mu": 1.0}, "SCAFFOLD": {"method": "scaffold"},
+    "FedDyn": {"method": "feddyn", "alpha": 0.1},
+    "FedNP": {"method": "fednp", "features": "last", "strength": 0.01},
+}  # fmt: skip
+"""The methods, with the weights that the paper found best for FedProx, MOON and FedNP."""
+
+
+@dataclass(frozen=True)
+class ClientsCell(StudyCell):
+    """One run of a method; `line` is its name."""
+
+    config: comparison.Comparison
+    seed: int
+
+
+def run_clients_cell(cell: ClientsCell, job: Job) -> Record:
+    """Run one method with one number of clients; the record has the accuracy after the last round."""
+    result = comparison.run(comparison.Cell(cell.line, cell.config, cell.seed))
+    end = result["curve"][-1]
+    return {
+        "line": cell.line, "settings": {"x": cell.config.peers}, "seed": cell.seed,
+        "accuracy": float(np.mean(end["accuracy"])), "seconds": end["seconds"],
+    }  # fmt: skip
+
+
+def by_clients(entry: StudyEntry, quick: bool, seeds: range) -> Study[ClientsCell]:
+    """Return the study of methods by the number of clients, which divide the same samples among them."""
+    from .partial_models import points
+
+    clients, total, rounds = ((3, 6), 600, 3) if quick else ((10, 50, 100), 3000, 20)
+    network = (
+        Network(layout="64=30=10", activation="relu", output="none")
+        if quick
+        else Network.model_validate(
+            {"name": "small-cnn", "options": {"widths": [8, 16], "hidden": 64}}
+        )
+    )
+
+    def config(count: int) -> comparison.Comparison:
+        return comparison.Comparison(
+            name=entry.name, peers=count, rounds=rounds, test_every=rounds, methods=FEDERATED_METHODS,
+            data=Data(
+                set="digits" if quick else "cifar10", total=total, partition="dirichlet", alpha=0.5,
+                minimum=2, test=None if quick else 1000, tested="common",
+            ),
+            network=network, training=Training(epochs=1, batch=20, rate=0.1),
+        )  # fmt: skip
+
+    configs = [config(count) for count in clients]
+    cells = [
+        ClientsCell(name, config, seed)
+        for seed in seeds
+        for config in configs
+        for name in FEDERATED_METHODS
+    ]
+    caption = (
+        f"{entry.origin}: {comparison.describe(configs[0])} {rounds} rounds. All numbers of clients "
+        "divide the same samples. (The paper has CIFAR-100, ResNet18, 10 epochs and 100 rounds.)"
+    )
+
+    def table(records: Sequence[Record]) -> dict[str, Frame]:
+        formats = {"x": "g", **dict.fromkeys(("median", "low", "high", "mean", "deviation"), ".4f")}
+        return {"summary": as_text(points(records), formats).rename(columns={"x": "clients"})}
+
+    def figure(folder: Path, records: Sequence[Record]) -> list[Path]:
+        from ..study.figures import draw_lines
+
+        return draw_lines(
+            folder / "figure", points(records), ("line", "x", "median", "low", "high"),
+            title=entry.title, x_label="clients", caption=caption,
+        )  # fmt: skip
+
+    return Study(
+        entry.name, cells, EachCell(run_clients_cell), table, figure,
+        latest=lambda record: f"{record['line']}: {record['accuracy']:.3f}",
+    )  # fmt: skip

@@ -350,6 +350,25 @@ def pfnm_figure4(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     return matching_study(entry, cells, x_label="hidden layers", caption=caption)
 
 
+def pfnm_sensitivity(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
+    """Return the study of PFNM's parameters: σ0² = 10, γ0 = 1 and σ² = 1, each changed while others stay."""
+    data, peers, width = ("digits", 10, 30) if quick else ("mnist", 25, 100)
+    changes = ("σ0²=1", "σ0²=100", "γ0=0.1", "γ0=10", "σ²=0.5", "σ²=2")
+    methods = ("PFNM", *(f"PFNM {change}" for change in changes))
+    cells = [
+        Cell(panel, peers, Setting(data, peers, 1, width, alpha, seed=seed), methods)
+        for seed in seeds
+        for panel, alpha in _SPLITS
+    ]
+    data_text = f"{_DIGITS_TEXT}; width 30" if quick else "MNIST, width 100"
+    caption = (
+        f"{peers} peers; {data_text}; {_LOCAL_TRAINING}. PFNM has σ0² = 10, γ0 = 1 and σ² = 1 where nothing "
+        "else is said. (The paper shows the accuracy on training data, and does not give the values.)"
+    )
+    options = FigureOptions(axis="panel")
+    return matching_study(entry, cells, x_label="peers", caption=caption, options=options)
+
+
 def pfnm_streaming(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of PFNM in steps."""
     data, steps = ("digits", 5) if quick else ("mnist", 15)

@@ -429,6 +429,9 @@ METHODS: Mapping[str, Callable[[Peers], Outcome]] = MappingProxyType(
         "DP-means": lambda peers: peers.score(dp_means(peers.own, peers.split.counts)),
         "PFNM": _match_method(),
         "PFNM γ0=1e-5": _match_method(concentration=1e-5),
+        **{f"PFNM σ0²={value:g}": _match_method(prior_variance=value) for value in (1, 100)},
+        **{f"PFNM γ0={value:g}": _match_method(concentration=value) for value in (0.1, 10)},
+        **{f"PFNM σ²={value:g}": _match_method(variance=value) for value in (0.5, 2)},
         "PFNM σ²=0.1": _match_method(variance=0.1, limit=None),
         **{magi(value): _match_method(kl=value) for value in LAMBDAS[1:]},
         **{

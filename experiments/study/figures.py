@@ -158,13 +158,16 @@ def place_legend(axes: Axes, title: str = "") -> None:
     )
 
 
-def save(figure: Figure, path: Path) -> list[Path]:
-    """Write PNG and SVG; the SVG has no date and fixed ids, so that equal figures give equal files."""
+def save(figure: Figure, path: Path, dpi: int = 150) -> list[Path]:
+    """Write PNG, with `dpi` pixels per inch, and SVG.
+
+    The SVG has no date and fixed ids, so that equal figures give equal files.
+    """
     # not with_suffix: the name may contain dots
     files = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
     png, svg = io.BytesIO(), io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "gossamer"}):
-        figure.savefig(png, format="png", dpi=150)
+        figure.savefig(png, format="png", dpi=dpi)
         figure.set_layout_engine("none")  # laid out already: again would take as long as drawing
         figure.savefig(svg, format="svg", metadata={"Date": None})
     for file, picture in zip(files, (png, svg), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -403,6 +404,27 @@ def test_quick_sizes_need_no_download_and_their_swarms_build(name: str) -> None:
     assert len({cell.key for cell in cells}) == len(cells)
     for cell in {cell.line: cell for cell in cells}.values():
         Swarm(cell.config).member(cell.config.peers - 1)
+
+
+ONE_OF_EACH = {entry.make: name for name, entry in PAPERS.items() if name in NAMES}
+"""The studies of this file's papers, without the variants of FEMNIST, which are the same if quick."""
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
+def test_a_quick_study_runs_one_cell_and_draws(name: str, tmp_path: Path) -> None:
+    """Peers train two samples in every round and are tested on ten, so that it takes no time."""
+    study = PAPERS[name].study(quick=True, runs=1)
+    cell = study.cells[0]
+    training = cell.config.training.model_copy(update={"local_samples": 2})
+    data = cell.config.data.model_copy(update={"test": 10})
+    changed = cell.config.model_copy(update={"training": training, "data": data})
+    small = replace(cell, config=changed)
+    (record,) = study.run([small], Job(tmp_path))
+    assert 0 <= record["accuracy"] <= 1
+    summary = study.table([record])["summary"]
+    assert set(summary.iloc[:, 2]) == {"1"}  # one run at every point
+    assert study.figure is not None
+    assert [file.name for file in study.figure(tmp_path, [record])] == ["figure.png", "figure.svg"]
 
 
 @pytest.mark.parametrize("name", NAMES)
