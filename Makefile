@@ -25,7 +25,7 @@ test-wheel: $(READY)
 
 test-live: $(READY)
 	@echo "== live tests: processes killed, brokers restarted, packets lost"
-	$(BIN)/python -m pytest -m live
+	$(BIN)/python -m pytest -m live -n 2 --dist worksteal
 
 test-lives: $(READY)
 	@echo "== simulated lives: whole peers in virtual time, 300 histories"

@@ -29,7 +29,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 def run(setup: SetUp, folder: Path) -> Run:
     """Run a set-up to its end."""
     started = Run(setup.config(), Results(folder, "simulate", exact=True))
-    wait_until(lambda: started.done, "the run ends", patience=120)
+    wait_until(lambda: started.done, "the run ends")
     return started
 
 
@@ -102,9 +102,9 @@ def test_a_value_spreads_until_all_have_the_average() -> None:
 def test_a_run_is_stopped_and_keeps_its_records(tmp_path: Path) -> None:
     setup = SetUp("lab-a", peers=4, rounds=2000)
     started = Run(setup.config(), Results(tmp_path / "lab", "simulate", exact=True))
-    wait_until(lambda: started.folder, "the first round", patience=120)
+    wait_until(lambda: started.folder, "the first round")
     started.stop()
-    wait_until(lambda: started.done, "the run ends", patience=120)
+    wait_until(lambda: started.done, "the run ends")
     assert started.error == ""
     assert 0 < len(records(tmp_path / "lab")) < 4 * 2000
     assert not json.loads((tmp_path / "lab" / "run.json").read_text())["finished"]

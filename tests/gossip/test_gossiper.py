@@ -404,13 +404,13 @@ def test_async_gossip_agrees_on_the_weighted_mean_through_faults(samples: list[i
         peers[peer.peer] = peer
     introduce(peers.values())
     network: MemoryNetwork = MemoryNetwork(4, faults)
-    run(peers, network, seconds=40)
+    run(peers, network, seconds=20)
     for model, start in (("v", [0, 1, 2, 3, 4]), ("w", [0, -1, -4, -9, -16])):
         mean = np.average(start, weights=samples)
         for peer in peers.values():
             np.testing.assert_allclose(peer.value(model), mean, rtol=1e-6)
             peer.mode = PacedMode()
-    run(peers, network, start=41.0, seconds=40, until=lambda: not any(map(is_busy, peers.values())))
+    run(peers, network, start=21.0, seconds=40, until=lambda: not any(map(is_busy, peers.values())))
     for model in ("v", "w"):
         accounts = [p.account(model) for p in peers.values()]
         assert [a.open for a in accounts] == [0] * 5

@@ -33,7 +33,7 @@ def networks(tmp_path_factory):
     return newcomers.pretrained_networks(tmp_path_factory.mktemp("networks"), DURATIONS)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("matching", newcomers.MATCHINGS)
 def test_newcomers_keep_what_they_know_only_if_they_are_aligned(
     tmp_path, mosquitto, networks, matching
@@ -57,7 +57,7 @@ def test_newcomers_keep_what_they_know_only_if_they_are_aligned(
     assert held + open_ == injected == 8 * ONE
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_every_width_learns_more_together_than_alone(tmp_path, mosquitto):
     config = newcomers.widths_config(rounds=60)
     spec = plan(config, tmp_path, BrokerAddress(mosquitto.url))
@@ -122,7 +122,7 @@ def accuracies_around(source: LiveSource, peers: Sequence[str], when: float) -> 
     return sum(before) / len(before), sum(c.y[-1] for c in curves) / len(curves)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("matching", ["fuse", "align"])
 def test_page_shows_when_trained_devices_count_and_what_it_does(tmp_path, mosquitto, matching):
     """The founders know as much again as before, and the devices know what the founders do."""
@@ -166,14 +166,13 @@ def test_page_shows_when_trained_devices_count_and_what_it_does(tmp_path, mosqui
                     theirs = [source.history.peers[peer].curve.y[-1] for peer in DEVICES]
                     return now >= 0.95 * before and min(theirs) >= 0.9 * now
 
-                await until(lambda: tested(FOUNDERS, 2), "the founders learn", patience=120.0)
+                await until(lambda: tested(FOUNDERS, 2), "the founders learn")
                 devices = await asyncio.gather(*map(join, DEVICES))
                 await until(
                     lambda: tested(DEVICES, 1) and counting().keys() == {*DEVICES},
                     "the devices count",
-                    patience=120.0,
                 )
-                await until(learned, "all know what the founders knew", patience=120.0)
+                await until(learned, "all know what the founders knew")
                 return source
         finally:
             for device in devices:

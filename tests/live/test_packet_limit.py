@@ -16,7 +16,7 @@ from gossamer.peer import Broker, BrokerAddress, BrokerSettings, LocalSwarm, Pee
 pytestmark = pytest.mark.live
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", ["3.1.1", "5"])
 def test_peers_average_through_a_broker_with_a_low_limit(
     mosquitto: Broker, tmp_path: Path, version: str
@@ -37,7 +37,7 @@ def test_peers_average_through_a_broker_with_a_low_limit(
         assert (halved >= 1 and reconnects >= 3) if version == "3.1.1" else not reconnects
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", ["3.1.1", "5"])
 def test_peers_average_through_a_broker_that_drops_large_messages(
     mosquitto: Broker, tmp_path: Path, version: str
@@ -57,7 +57,7 @@ def test_peers_average_through_a_broker_that_drops_large_messages(
         assert not report["transport"].get("reconnects")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_broker_too_small_for_a_card_ends_peers_with_one_line(
     mosquitto: Broker, tmp_path: Path
 ) -> None:

@@ -32,7 +32,11 @@ def start(command: str, folder: Path, number: int) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", *shlex.split(command)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (folder / f"{number}.log").open("wb") as log:
-        return subprocess.Popen(words, cwd=folder, stdout=log, stderr=log, env=environment)
+        return subprocess.Popen(
+            words, cwd=folder, stdout=log, stderr=log, env=environment,
+            # A shell's background ignores Ctrl-C, and what it starts inherits that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
 
 
 def rounds(folder: Path, name: str) -> int:

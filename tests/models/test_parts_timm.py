@@ -10,7 +10,7 @@ from gossamer.models import ModelError, discover
 SMALL = {"num_classes": 5}
 FAMILIES = {
     "resnet10t": SMALL | {"channels": (16, 32, 48, 64)},
-    "regnety_002": SMALL,  # grouped convolutions, squeeze and excitation
+    "regnety_002": SMALL | {"depth": 5, "wa": 70.0},  # grouped convolutions, squeeze and excitation
     "mobilenetv3_small_050": SMALL,  # depthwise convolutions
     "convnext_atto": SMALL | {"depths": (1, 1, 2, 1)},  # layer norm, layer scale
     "densenet121": SMALL | {"block_config": (2, 2, 2, 2)},  # concatenation of everything before

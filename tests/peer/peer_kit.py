@@ -139,8 +139,9 @@ class Gate:
         self.limit = 10**9
 
 
-MEMORY = RetryPolicy(first=0.1)
-"""For a broker in memory: what is lost of the first messages is repeated as soon as the later ones are."""
+MEMORY = RetryPolicy(first=0.1, longest=1.0)
+"""For a broker in memory: what is lost of the first messages is repeated as soon as the later ones are, and
+no later because the machine has stood still before."""
 ASK_BACK_SOON = Limits(retry=replace(MEMORY, recall_longest=0.5))
 """For tests in which somebody stands before a gate and answers nobody: the others ask their mass back, not
 only after twenty times the longest delay they have seen, which on a slow machine is too long for any test."""

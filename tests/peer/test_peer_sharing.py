@@ -306,7 +306,7 @@ def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
         late = start("g", settings)
         await until(lambda: late.counts() and late.view.plan >= lives["b"].view.plan - 1)
         newcomer_plan = late.view.plan
-        return await nest.finish(8), newcomer_plan
+        return await nest.finish(3), newcomer_plan
 
     reports, newcomer_plan = run(scenario())
     assert newcomer_plan > 1
@@ -363,7 +363,7 @@ def test_a_peer_that_was_left_alone_when_groups_formed_finds_its_group(run) -> N
         await offer(lives["a"], "a", plan)
         await until(lambda: {"a", "c", "e"} in groups_of(learners).values())
         await until(lambda: {"b", "d"} in groups_of(learners).values())
-        return await nest.finish(8)
+        return await nest.finish(3)
 
     reports = run(scenario())
     check_accounts(reports)

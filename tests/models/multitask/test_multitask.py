@@ -174,7 +174,7 @@ def test_gossip_that_has_converged_computes_what_the_server_computes():
     tasks, options = make_tasks(6), MultiTaskOptions(0.1, 0.05)
     server = multitask(tasks, options, alternations=3, rounds=30, max_rounds=30)
     assert (np.diff(server.objectives[::2]) < 0).all()  # no step was refused: gossip refuses none
-    for mixing in (None, Gossip(nx.cycle_graph(len(tasks)), exchanges=120)):
+    for mixing in (None, Gossip(nx.cycle_graph(len(tasks)), exchanges=60)):
         nodes = learners(tasks, options, every=30)
         assert all(isinstance(node, Learner) for node in nodes)
         rounds = list(Arena(nodes, mixing=mixing, threads=1).run(90))
