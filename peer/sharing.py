@@ -496,7 +496,7 @@ class LiveSharing:
         plan = replace(plan, newcomers=tuple(looking) if assignment.formed else ())
         if assignment.digest == before.digest:
             return plan
-        lasts = Planner(self._options).length(plan.spread, settling=plan.deciding)
+        lasts = Planner(self._options).length(plan.spread)
         return replace(plan, assignment=assignment, candidates=(), until=plan.round + lasts)
 
     def _with_models_by_hand(

@@ -105,11 +105,8 @@ class AutoOptions:
     """The round from which losses are compared even if the training loss has not fallen that far: where
     peers contradict each other, it may never fall."""
     every: int = 2
-    """Rounds between two decisions. Losses are measured in all of them but the last, in which gossip takes
-    them to all peers."""
-    settle: int = 2
-    """Rounds after a change, and at the beginning, before candidates are compared. In the first, peers
-    measure how training moves values; in the last, gossip takes that to all peers."""
+    """Rounds of a plan: between two decisions, and before candidates are compared, at the beginning and after
+    a change. Peers measure in all of them but the last, in which gossip takes that to all peers."""
     held_out: float = 0.3
     """The share of a peer's training samples that is held out while the swarm decides."""
     max_held_out: int = 60
@@ -332,14 +329,11 @@ class Planner:
 
     def first(self, assignment: Assignment, *, deciding: bool = True, spread: int = 0) -> Plan:
         """Return the first plan of a swarm."""
-        until = self.length(spread, settling=True)
-        return Plan(assignment, until=until, deciding=deciding, spread=spread)
+        return Plan(assignment, until=self.length(spread), deciding=deciding, spread=spread)
 
-    def length(self, spread: int, *, settling: bool = False) -> int:
-        """Return how many rounds a plan lasts, unless it must wait; settling: it compares no candidates."""
-        if spread:
-            return 2 * spread
-        return self.options.settle if settling else self.options.every
+    def length(self, spread: int) -> int:
+        """Return how many rounds a plan lasts, unless it must wait; spread: as in Plan."""
+        return 2 * spread or self.options.every
 
     def slower(self, plan: Plan) -> Plan:
         """Return the plan that follows where values turned out not to reach all peers at once."""
@@ -433,9 +427,9 @@ class Planner:
         chosen: int | None = None,
     ) -> Plan:
         """Return the plan after `plan`, with the same assignment unless another one is given."""
-        rounds = self.length(plan.spread, settling=deciding and not candidates)
+        until = plan.until + self.length(plan.spread)
         return Plan(
-            assignment or plan.assignment, plan.version + 1, plan.until, plan.until + rounds,
+            assignment or plan.assignment, plan.version + 1, plan.until, until,
             candidates, deciding, chosen, asdict(self.memory), spread=plan.spread,
         )  # fmt: skip
 
