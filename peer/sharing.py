@@ -45,6 +45,7 @@ from ..models.sharing import (
     MIN_PEERS,
     MIN_SAMPLES,
     OWN,
+    SPREAD,
     Assignment,
     AutoOptions,
     Compared,
@@ -75,14 +76,6 @@ MAX_VERSIONS = 10**6
 """How many versions a plan may be ahead of the newest one that is known. Far more than a peer can miss, and
 far less than it would take to use up the numbers of versions, so that nobody can make the last plan."""
 
-SPREAD = 4
-"""In async mode a round's pushes reach only a few peers. These are the rounds in which values, and then
-losses, usually reach all of them. A plan ends as soon as they have."""
-MAX_UNEVEN = 3.0
-"""Losses are measured when the values of no peer count more than this many times as much as those of another:
-a mean in which a peer's own values count most makes small groups look too good."""
-ASYNC_OPTIONS = AutoOptions(every=2 * SPREAD, settle=2 * SPREAD)
-
 MAX_SENTENCES = 4
 """The most decisions that a peer's metrics tell."""
 MAX_REPORTED = 1000
@@ -105,7 +98,7 @@ class LiveSharing:
             )
         self._name, self._store, self._settings = name, store, settings
         self._lockstep = settings.mode != "async"
-        self._options = AutoOptions() if self._lockstep else ASYNC_OPTIONS
+        self._options = AutoOptions()
         network = learner.network
         self._anatomy = network.slicing.anatomy.with_norm_parts(norm_layers(network.module))
         self._given: dict[str, Given] = {}
@@ -155,6 +148,13 @@ class LiveSharing:
     def plan(self) -> Plan | None:
         """The plan that is followed."""
         return None if self._member is None else self._member.plan
+
+    @property
+    def _spread(self) -> int:
+        """The present plan's `spread`. Before the first, pushes in async mode reach only a few peers."""
+        if self.plan is not None:
+            return self.plan.spread
+        return 0 if self._lockstep else SPREAD
 
     @property
     def version(self) -> int:
@@ -235,7 +235,8 @@ class LiveSharing:
 
     def _note(self, by: str, version: int, record: dict[str, Any]) -> None:
         """Remember a plan as the newest one."""
-        plan = Plan.from_record(self._anatomy, record)
+        # Plans of 1.0 do not say how fast values spread.
+        plan = Plan.from_record(self._anatomy, {"spread": self._spread, **record})
         if plan.version != version:
             raise ModelError(f"a card says version {version} of plan {plan.version}")
         if not plan.assignment.is_named_by_content:
@@ -260,10 +261,7 @@ class LiveSharing:
                 ) from None
         self._take_place(plan, present)
         if self._member is None:
-            self._member = SharingMember(
-                self._learner, plan, self._options,
-                name=self._name, spread=0 if self._lockstep else SPREAD,
-            )  # fmt: skip
+            self._member = SharingMember(self._learner, plan, self._options, name=self._name)
         else:
             self._member.follow(plan)
         self._store.own_model = plan.assignment.model(OWN, self._name)
@@ -281,7 +279,7 @@ class LiveSharing:
                 self._name, plan.version, by, models,
             )  # fmt: skip
         name = f"statistics-{plan.layout.name}"
-        if not self._lockstep:
+        if plan.spread:
             name += f"-{plan.round}"  # values that are added later than others would distort what is read
         self._statistics = self._averaged_in(self._statistics, name, plan.layout.size)
         groups = None
@@ -348,7 +346,8 @@ class LiveSharing:
         """Add what was measured to the statistics, after a round of training."""
         if self._member is None or self._statistics is None:
             return
-        self._statistics.add(gossiper, self._contribution(self._member.before_averaging(training)))
+        added = self._statistics.added
+        self._statistics.add(gossiper, self._member.before_averaging(training, added))
         means = self._group_means
         if self._groups is not None and means is not None:
             if not len(self._tried_from):
@@ -356,25 +355,6 @@ class LiveSharing:
             if not means.has_own:
                 means.add(gossiper, self._groups.pack(self._name, self._tried_from))
         self._round_is_open = True
-
-    def _contribution(self, vector: np.ndarray) -> np.ndarray:
-        """Return what to add of what this peer knows now.
-
-        In async mode each number is added once: losses when they are measured, all others at the beginning.
-        Values are read relative to a 1 that was added with them. A change of theirs would still be here when
-        most of that 1 is elsewhere already.
-        """
-        assert self._member is not None
-        assert self._statistics is not None
-        if self._lockstep:
-            return vector
-        measured, before = self._member.plan.layout.measured, self._statistics.added
-        result = vector.copy() if before is None else before.copy()
-        if before is None:
-            result[measured] = 0.0
-        elif self._member.has_measured and not before[measured].any():
-            result[measured] = vector[measured]
-        return result
 
     def _values(self) -> np.ndarray:
         return self._learner.network.flat.cpu().numpy().copy()
@@ -440,21 +420,23 @@ class LiveSharing:
             again = max(plan.version, self._highest) + 1
             self._newest = replace(plan, version=again, chosen=None), self._name
             return
+        # In async mode a plan ends as soon as all has arrived; in lockstep at a round that all know.
         ends_early = plan.deciding and not self._lockstep
         if mean is None or not mean.has_own or (round_number < plan.until and not ends_early):
             return
-        statistics = Statistics(plan.layout, mean.value, centred=not self._lockstep)
-        if self._is_missing(statistics, round_number, online):
-            if self._lockstep:  # nobody trains beyond the end of a plan
-                longer = replace(
-                    plan, version=plan.version + 1, until=round_number + 1, chosen=None
-                )
-                self._newest = longer, self._name
-            return
+        statistics = Statistics(plan.layout, mean.value, spread=plan.spread)
         if self._planner is None:
             frozen = frozen_parts(self._learner, self._anatomy)
             self._planner = Planner(self._options, Memory(**plan.memory), frozen=frozen)
-        planner = self._planner
+        planner, there = self._planner, {self._name, *online}.intersection(plan.assignment.peers)
+        if planner.is_missing(plan, statistics, round_number, len(there), MIN_PEERS):
+            if self._lockstep:  # nobody trains beyond the end of a plan
+                self._newest = planner.prolonged(plan, round_number), self._name
+            return
+        is_settling = plan.deciding and not (plan.spread or plan.candidates)
+        if is_settling and self._member is not None and self._member.is_slow:
+            self._newest = planner.slower(replace(plan, until=round_number)), self._name
+            return
         made = planner.next(replace(plan, until=round_number), statistics)
         if made.chosen is not None:
             made = replace(made, assignment=made.assignment.named())
@@ -476,36 +458,10 @@ class LiveSharing:
 
     def _is_complete(self, vector: np.ndarray, online: Mapping[str, Online]) -> bool:
         """Return whether the values of all peers that are online have arrived, and count about the same."""
-        plan = self.plan
-        assert plan is not None
-        if not plan.deciding:
-            return True
-        there, weights = {self._name, *online}, Statistics(plan.layout, vector).weights
-        known = [
-            weight
-            for name, weight in zip(plan.assignment.peers, weights, strict=True)
-            if name in there
-        ]
-        return min(known, default=0.0) * MAX_UNEVEN >= max(known, default=0.0)
-
-    def _is_missing(
-        self, statistics: Statistics, round_number: int, online: Mapping[str, Online]
-    ) -> bool:
-        """Return whether what too few peers have measured has arrived for the next step.
-
-        In async mode that is less than what all peers have measured that are online; after twice the time
-        that a plan takes, peers that have not arrived are no longer waited for.
-        """
-        plan = self.plan
-        assert plan is not None
-        if not plan.deciding or (self._lockstep and not plan.candidates):
-            return False
-        needed = MIN_PEERS
-        if not self._lockstep and round_number < plan.round + 2 * self._options.every:
-            there = {self._name, *online}.intersection(plan.assignment.peers)
-            needed = max(needed, len(there))
-        arrived = statistics.measured if plan.candidates else int(statistics.present.sum())
-        return arrived < needed
+        assert self.plan is not None
+        there, peers = {self._name, *online}, self.plan.assignment.peers
+        numbers = (number for number, name in enumerate(peers) if name in there)
+        return self.plan.layout.is_complete(vector, numbers)
 
     def _with_newcomers(self, plan: Plan, online: Mapping[str, Online]) -> Plan:
         """Return the plan with peers that joined late: with a row at once, in groups when they prefer some.
@@ -540,7 +496,7 @@ class LiveSharing:
         plan = replace(plan, newcomers=tuple(looking) if assignment.formed else ())
         if assignment.digest == before.digest:
             return plan
-        lasts = self._options.settle if plan.deciding else self._options.every
+        lasts = Planner(self._options).length(plan.spread)
         return replace(plan, assignment=assignment, candidates=(), until=plan.round + lasts)
 
     def _with_models_by_hand(
@@ -565,7 +521,8 @@ class LiveSharing:
 
     def _is_over(self, round_number: int) -> bool:
         """Whether no plan is made any more: a change shortly before the end of training is of no use."""
-        return self._never_decides or round_number + self._options.every > self._settings.last_round
+        lasts = Planner(self._options).length(self._spread)
+        return self._never_decides or round_number + lasts > self._settings.last_round
 
     def awaits_plan(self, round_number: int) -> bool:
         """Return whether, in lockstep, no round may be trained before the next plan is known."""
@@ -618,7 +575,7 @@ class LiveSharing:
                 assignment = Assignment.by_hand(self._anatomy, given).named()
             except ModelError as error:
                 raise PeerError(f'beside sharing = "auto": {error}') from None
-        first = Planner(self._options).first(assignment)
+        first = Planner(self._options).first(assignment, spread=self._spread)
         return replace(first, until=round_number + first.until)
 
     def reset(self) -> None:

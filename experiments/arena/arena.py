@@ -430,6 +430,8 @@ class Arena:
 
     def train_and_average(self) -> tuple[Metrics, ...]:
         """Train and average once; with `sharing`, also decide what is shared from now on."""
+        if self.sharing is not None:
+            self.sharing.before_training()
         training = self.train()
         if self.sharing is not None:
             self.sharing.before_averaging(training)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ...models.sharing import (
     AutoOptions,
     Compared,
     Decision,
+    Plan,
     Planner,
     SharingMember,
     SharingReport,
@@ -139,12 +141,19 @@ class AutoSharing:
         for member, own in zip(self._members, samples, strict=True):
             member.replace_samples(own)
 
+    def before_training(self) -> None:
+        """Note the values that a round of training begins with."""
+        for member in () if self.reason else self._members:
+            member.before_training()
+
     def before_averaging(self, training: Sequence[Metrics]) -> None:
         """Collect what peers have measured."""
         if not self.reason:
             self._contributions = [
-                member.before_averaging(metrics)
-                for member, metrics in zip(self._members, training, strict=True)
+                member.before_averaging(metrics, added)
+                for member, metrics, added in zip(
+                    self._members, training, self._mean.added, strict=True
+                )
             ]
 
     def after_averaging(self) -> bool:
@@ -152,18 +161,28 @@ class AutoSharing:
         if self.reason:
             return False
         self._round += 1
+        before, everyone = self.plan, range(len(self._members))
         means = self._mean.update(self._contributions)
         for member, mean in zip(self._members, means, strict=True):
-            member.after_averaging(mean)
-        if self._round < self.plan.until:
+            member.after_averaging(mean, complete=before.layout.is_complete(mean, everyone))
+        if self._round < before.until:
             return False
-        before = self.plan.layout
-        plan = self.plan = self._planner.next(self.plan, Statistics(before, means[0]))
+        plan = self.plan = self._next_plan(means[0])
         self._report.add(self._round, plan.assignment)
-        if plan.layout.name != before.name:
+        if plan.layout.name != before.layout.name or (plan.spread and plan.round != before.round):
             self._mean.restart()
         changed = [member.follow(plan) for member in self._members]
         return any(changed)
+
+    def _next_plan(self, mean: np.ndarray) -> Plan:
+        """Return the plan that follows, made by the first peer; mean: the statistics as it knows them."""
+        plan, planner, peers = self.plan, self._planner, len(self._members)
+        statistics = Statistics(plan.layout, mean, spread=plan.spread)
+        if planner.is_missing(plan, statistics, self._round, peers, MIN_PEERS):
+            return planner.prolonged(plan, self._round)
+        if plan.deciding and not (plan.spread or plan.candidates) and self._members[0].is_slow:
+            return planner.slower(plan)
+        return planner.next(replace(plan, until=self._round), statistics)
 
 
 class _TrackedMean:
@@ -177,9 +196,14 @@ class _TrackedMean:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew, with vectors of another length."""
+        """Begin anew, perhaps with vectors of another length."""
         self._weights = np.ones(self._peers)
         self._added: np.ndarray | None = None
+
+    @property
+    def added(self) -> Sequence[np.ndarray | None]:
+        """Every peer's vector as it is part of the estimates; None before the first."""
+        return [None] * self._peers if self._added is None else list(self._added)
 
     def update(self, vectors: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """Return every peer's estimate after one averaging."""

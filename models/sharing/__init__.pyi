@@ -9,6 +9,7 @@ from .candidates import NORM_PARTS as NORM_PARTS
 from .candidates import Candidate as Candidate
 from .candidates import levels as levels
 from .candidates import propose as propose
+from .decisions import SPREAD as SPREAD
 from .decisions import AutoOptions as AutoOptions
 from .decisions import Compared as Compared
 from .decisions import Decision as Decision

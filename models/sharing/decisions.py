@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import ceil, nan
 from typing import Annotated, Any
@@ -66,6 +66,7 @@ class PlanRecord(_Record):
     chosen: Count | None
     memory: dict[str, Any]
     newcomers: list[Name]
+    spread: Annotated[int, Field(ge=0, le=1000)] = 0
 
 
 def check_record(record: object) -> None:
@@ -85,6 +86,11 @@ MAX_VALUES = 256
 network."""
 
 
+SPREAD = 4
+"""Where one averaging does not take values to all peers (in async mode, and on a sparse graph), these are the
+rounds in which values, and then losses, usually reach all of them. Peers wait until they have."""
+
+
 @dataclass(frozen=True)
 class AutoOptions:
     """Constants of the procedure.
@@ -99,11 +105,8 @@ class AutoOptions:
     """The round from which losses are compared even if the training loss has not fallen that far: where
     peers contradict each other, it may never fall."""
     every: int = 2
-    """Rounds between two decisions. Losses are measured in all of them but the last, in which gossip takes
-    them to all peers."""
-    settle: int = 2
-    """Rounds after a change, and at the beginning, before candidates are compared. In the first, peers
-    measure how training moves values; in the last, gossip takes that to all peers."""
+    """Rounds of a plan: between two decisions, and before candidates are compared, at the beginning and after
+    a change. Peers measure in all of them but the last, in which gossip takes that to all peers."""
     held_out: float = 0.3
     """The share of a peer's training samples that is held out while the swarm decides."""
     max_held_out: int = 60
@@ -188,6 +191,8 @@ class Plan:
         What the planner remembers (`Memory`), so that another peer can go on in its place.
     newcomers
         Peers that are still trying which groups to join; see newcomers.py.
+    spread
+        How many rounds gossip usually needs to take values to all peers; 0 if one averaging does.
     """
 
     assignment: Assignment
@@ -199,6 +204,7 @@ class Plan:
     chosen: int | None = None
     memory: dict[str, Any] = field(default_factory=dict)
     newcomers: tuple[str, ...] = ()
+    spread: int = 0
 
     @cached_property
     def layout(self) -> StatisticsLayout:
@@ -212,7 +218,7 @@ class Plan:
             "until": self.until,
             "candidates": [candidate.as_record() for candidate in self.candidates],
             "deciding": self.deciding, "chosen": self.chosen, "memory": self.memory,
-            "newcomers": list(self.newcomers),
+            "newcomers": list(self.newcomers), "spread": self.spread,
         }  # fmt: skip
 
     @classmethod
@@ -245,7 +251,7 @@ class Plan:
         return cls(
             assignment, record["version"], record["round"], record["until"], candidates,
             record["deciding"], record["chosen"], asdict(Memory.from_record(record["memory"])),
-            tuple(record["newcomers"]),
+            tuple(record["newcomers"]), record.get("spread", 0),
         )  # fmt: skip
 
 
@@ -321,9 +327,39 @@ class Planner:
         """Start to count comparisons from 0, so that the swarm decides again."""
         self.memory.comparisons = self.memory.comparisons_without_hint = 0
 
-    def first(self, assignment: Assignment, *, deciding: bool = True) -> Plan:
+    def first(self, assignment: Assignment, *, deciding: bool = True, spread: int = 0) -> Plan:
         """Return the first plan of a swarm."""
-        return Plan(assignment, until=self.options.settle, deciding=deciding)
+        return Plan(assignment, until=self.length(spread), deciding=deciding, spread=spread)
+
+    def length(self, spread: int) -> int:
+        """Return how many rounds a plan lasts, unless it must wait; spread: as in Plan."""
+        return 2 * spread or self.options.every
+
+    def slower(self, plan: Plan) -> Plan:
+        """Return the plan that follows where values turned out not to reach all peers at once."""
+        return self._next(replace(plan, spread=SPREAD))
+
+    def prolonged(self, plan: Plan, round_number: int) -> Plan:
+        """Return the same plan for one more round."""
+        return replace(plan, version=plan.version + 1, until=round_number + 1, chosen=None)
+
+    def is_missing(
+        self, plan: Plan, statistics: Statistics, round_number: int, online: int, fewest: int
+    ) -> bool:
+        """Return whether what too few peers have measured has arrived for the next step.
+
+        Where values spread slowly, that is less than what all peers of the plan have measured that are
+        online; after twice the time that a plan takes, peers that have not arrived are no longer waited for.
+
+        online: how many peers of the plan are. fewest: how many are needed in any case.
+        """
+        if not plan.deciding or not (plan.spread or plan.candidates):
+            return False
+        needed = fewest
+        if plan.spread and round_number < plan.round + 2 * self.length(plan.spread):
+            needed = max(needed, online)
+        arrived = statistics.measured if plan.candidates else int(statistics.present.sum())
+        return arrived < needed
 
     def next(self, plan: Plan, statistics: Statistics) -> Plan:
         """Return the plan that follows when a plan ends, at the end of the round `plan.until`.
@@ -391,10 +427,10 @@ class Planner:
         chosen: int | None = None,
     ) -> Plan:
         """Return the plan after `plan`, with the same assignment unless another one is given."""
-        rounds = self.options.every if candidates or not deciding else self.options.settle
+        until = plan.until + self.length(plan.spread)
         return Plan(
-            assignment or plan.assignment, plan.version + 1, plan.until, plan.until + rounds,
-            candidates, deciding, chosen, asdict(self.memory),
+            assignment or plan.assignment, plan.version + 1, plan.until, until,
+            candidates, deciding, chosen, asdict(self.memory), spread=plan.spread,
         )  # fmt: skip
 
     def _propose(self, plan: Plan, statistics: Statistics) -> tuple[Candidate, ...]:

@@ -42,9 +42,10 @@ class SharingMember:
         if round >= member.plan.until:
             member.follow(planner.next(member.plan, Statistics(member.plan.layout, mean)))
 
-    seed: seeds which samples are held out. name: the peer's name in plans; by default its network's. spread:
-    how many rounds gossip usually needs to take contributions to all peers; losses are measured when they
-    have arrived, with the values of the plan's first round. 0 if one averaging takes them to all peers.
+    seed: seeds which samples are held out. name: the peer's name in plans; by default its network's.
+
+    Where one averaging does not take contributions to all peers (`Plan.spread`), losses are measured when
+    they have arrived, with the values of the plan's first round.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class SharingMember:
         *,
         seed: int = 0,
         name: str | None = None,
-        spread: int = 0,
     ):
         self.learner, self.plan, self._options, self._seed = learner, plan, options, seed
         self._name = learner.network.peer if name is None else name
-        self._spread = spread
+        self.is_slow = False
+        """Whether the present plan's first averaging did not take the values of all peers to this one."""
         self._number = self._number_in(plan)
         anatomy = plan.assignment.anatomy
         self._coordinates = {part: coordinates_into(anatomy, part) for part in anatomy.names}
@@ -79,6 +80,10 @@ class SharingMember:
         if self._holds_out(plan):
             self._hold_out()
 
+    @property
+    def _spread(self) -> int:
+        return self.plan.spread
+
     def before_training(self) -> None:
         """Remember the values that training begins with, if one averaging does not take values to all peers.
 
@@ -88,8 +93,11 @@ class SharingMember:
         if self._spread and self.plan.deciding:
             self._start = self._read_values()
 
-    def before_averaging(self, training: Metrics) -> np.ndarray:
-        """Keep the values after training; return this peer's contribution to the swarm's statistics."""
+    def before_averaging(self, training: Metrics, added: np.ndarray | None = None) -> np.ndarray:
+        """Keep the values after training; return this peer's contribution to the swarm's statistics.
+
+        added: the contribution that is part of the statistics by now; None for none.
+        """
         if self.plan.deciding:
             self._trained = self._read_values()
             self._norm_copy.train(self._trained)
@@ -100,10 +108,26 @@ class SharingMember:
                 self._contribute_trained()
         losses = self._losses / max(self._measurements, 1)
         movement = self._movement
-        return self.plan.layout.pack(
+        vector = self.plan.layout.pack(
             self._number, training.mean_loss, movement.products, movement.squares, losses,
             self._sketch, {"values": self._contributed, "copies": self._contributed_copies},
         )  # fmt: skip
+        return self._only_once(vector, added) if self._spread else vector
+
+    def _only_once(self, vector: np.ndarray, added: np.ndarray | None) -> np.ndarray:
+        """Return what to contribute where values spread slowly: each number once.
+
+        Losses are added when they are measured, all others at the beginning. Values are read relative to a 1
+        that was added with them. A change of theirs would still be here when most of that 1 is elsewhere.
+        """
+        measured = self.plan.layout.measured
+        if added is None:
+            vector[measured] = 0.0
+            return vector
+        result = added.copy()
+        if self.has_measured and not added[measured].any():
+            result[measured] = vector[measured]
+        return result
 
     def after_averaging(self, statistics: np.ndarray, *, complete: bool = True) -> None:
         """Measure how averaging changed the values, and held-out losses; do nothing unless the swarm decides.
@@ -124,7 +148,7 @@ class SharingMember:
         self._norm_copy.put(after)
         self._rounds += 1
         if self._rounds == 1:
-            self._averaged = after
+            self._averaged, self.is_slow = after, not complete
         if self.plan.candidates and self._spread:
             if not self._measurements and (complete or self._rounds > 2 * self._spread):
                 self._losses = np.array(self._measure(self._averaged, statistics))

@@ -31,6 +31,10 @@ LOSSES_BEFORE_CANDIDATES = 2
 """Losses in a row before those of the candidates: with the present values, and with the mean of the copies of
 the output layers."""
 
+MAX_UNEVEN = 3.0
+"""Losses are measured when the values of no peer count more than this many times as much as those of another:
+a mean in which a peer's own values count most makes small groups look too good."""
+
 Source = Literal["values", "copies"]
 """What is averaged on trial: the values after training, or the copies (see the module's docstring)."""
 
@@ -73,8 +77,8 @@ class StatisticsLayout:
         """The coordinates at which the vector has values of each group."""
         self._positions: dict[tuple[int, int], Coordinates] = {}
         first = 2 + (self.peers if deciding else 0)
-        self.weights = slice(2, first)
-        """The entries to which each peer contributes 1 together with its values."""
+        # The entries to which each peer contributes 1 together with its values.
+        self._weights = slice(2, first)
         self._cells = slice(first, first + 2 * self.cells)
         self._rows = slice(self._cells.stop, self._cells.stop + self.peers * self.columns)
         self._starts: dict[tuple[Source, Group], int] = {}
@@ -111,7 +115,7 @@ class StatisticsLayout:
         vector[:2] = 1.0, training_loss
         if not self.deciding or peer is None:
             return vector
-        vector[self.weights][peer] = 1.0
+        vector[self._weights][peer] = 1.0
         vector[self._cells] = np.concatenate([products, squares])
         row = vector[self._rows].reshape(self.peers, self.columns)[peer]
         row[0] = 1.0
@@ -123,6 +127,16 @@ class StatisticsLayout:
                 vector[start - 1] = 1.0
                 vector[start : start + count_coordinates(columns)] = sources[source][columns]
         return vector
+
+    def is_complete(self, vector: np.ndarray, peers: Iterable[int]) -> bool:
+        """Return whether the values of all these peers have arrived, and count about the same.
+
+        Nothing is waited for while the swarm does not decide.
+        """
+        if not self.deciding:
+            return True
+        weights = vector[self._weights][list(peers)]
+        return bool(weights.min(initial=np.inf) * MAX_UNEVEN >= weights.max(initial=0.0))
 
     def rows(self, vector: np.ndarray) -> np.ndarray:
         """Return the rows of all peers, [peers, columns], as they are in the vector."""
@@ -218,22 +232,17 @@ def _union(pieces: Sequence[Coordinates], size: int) -> Coordinates:
 class Statistics:
     """The measurements of all peers, as one peer knows them from the averaged vector.
 
-    centred: sketches are of how far training moves values, not of how far from the average: the mean over
-    peers is to be subtracted.
+    spread: as in Plan. If it is not 0, sketches are of how far training moves values, not of how far from
+    the average: the mean over peers is to be subtracted.
     """
 
-    def __init__(self, layout: StatisticsLayout, vector: np.ndarray, *, centred: bool = False):
-        self._layout, self._vector, self._centred = layout, vector, centred
+    def __init__(self, layout: StatisticsLayout, vector: np.ndarray, *, spread: int = 0):
+        self._layout, self._vector, self._centred = layout, vector, bool(spread)
         self.training_loss = float(vector[1] / vector[0])
         rows = layout.rows(vector)
         self.present = rows[:, 0] > 0
         """For every peer, whether its row has arrived."""
         self._rows = rows / np.where(self.present, rows[:, 0], 1.0)[:, None]
-
-    @property
-    def weights(self) -> np.ndarray:
-        """How much the values of each peer count in the means over groups: 0 until they have arrived."""
-        return self._vector[self._layout.weights]
 
     @property
     def measured(self) -> int:

@@ -400,13 +400,16 @@ def test_means_of_rows_and_groups_are_exact_however_far_gossip_has_come() -> Non
     statistics = Statistics(layout, heard)
     assert statistics.training_loss == pytest.approx(2.0)
     assert statistics.present.tolist() == [True, True, True, False, True, True]
-    np.testing.assert_allclose(statistics.weights, weights, rtol=1e-5)
+    for peers, is_complete in (([1, 2, 4, 5], True), ([0, 1], False), ([1, 3], False)):
+        assert layout.is_complete(heard, peers) == is_complete, (
+            "0.4 counts too much, 0 is not there"
+        )
     np.testing.assert_allclose(
         statistics.losses[statistics.present], losses[weights > 0], rtol=1e-5
     )
     for index, part in enumerate(layout.parts):
         np.testing.assert_allclose(statistics.sketches[part][0], sketches[0, index], rtol=1e-5)
-    centred = Statistics(layout, heard, centred=True).sketches
+    centred = Statistics(layout, heard, spread=1).sketches
     heard_of = np.flatnonzero(weights)
     for index, part in enumerate(layout.parts):
         expected = sketches[heard_of, index] - sketches[heard_of, index].mean(axis=0)
@@ -439,10 +442,10 @@ def test_losses_are_measured_once_all_values_are_there_or_when_it_takes_too_long
 ) -> None:
     network = perceptrons()[0]
     shared = Assignment.shared(network.slicing.anatomy, PEERS)
-    plan = Plan(shared, until=99, candidates=(Candidate.of(shared, "0", [0], OWN),))
+    plan = Plan(shared, until=99, candidates=(Candidate.of(shared, "0", [0], OWN),), spread=2)
     samples = torch.rand(30, 6, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
     learner = SgdLearner(network, samples, samples, local_samples=20, batch=5)
-    member = SharingMember(learner, plan, AutoOptions(), spread=2)
+    member = SharingMember(learner, plan, AutoOptions())
     measured = []
     for number in range(1, 8):
         vector = member.before_averaging(learner.train())
@@ -451,6 +454,7 @@ def test_losses_are_measured_once_all_values_are_there_or_when_it_takes_too_long
         member.after_averaging(vector, complete=number >= complete_from)
         measured.append(member.has_measured)
     assert measured.index(True) == measured_at - 1
+    assert member.is_slow == (complete_from > 1)
 
 
 def test_own_norm_statistics_begin_as_if_they_had_never_been_averaged() -> None:

@@ -19,7 +19,15 @@ from gossamer.experiments.data import load
 from gossamer.gossip import ONE, ReleasePlan, topics
 from gossamer.gossip.security import Admission, SwarmSecurity, revocation_topic
 from gossamer.models import ModelError, ModelGraph, SgdLearner, SlicedNetwork, mlp
-from gossamer.models.sharing import OWN, Assignment, AutoOptions, Memory, Plan, SharingReport
+from gossamer.models.sharing import (
+    OWN,
+    Assignment,
+    AutoOptions,
+    Memory,
+    Plan,
+    Planner,
+    SharingReport,
+)
 from gossamer.peer import AUTO_MODELS, PeerError
 from gossamer.peer.engine import Engine
 from gossamer.peer.lifecycle import Report
@@ -150,22 +158,33 @@ def half_by_hand(name: str) -> SgdLearner:
 BY_HAND = ("task0", "task1")
 
 
+DENSE, RING = nx.circulant_graph(len(NAMES), [1, 2]), nx.cycle_graph(len(NAMES))
+
+
 @pytest.mark.parametrize(
-    ("mode", "build"),
-    [("rounds", make), ("server", make), ("rounds", half_by_hand), ("server", half_by_hand)],
+    ("mode", "build", "graph"),
+    [
+        ("rounds", make, DENSE),
+        ("server", make, DENSE),
+        ("rounds", half_by_hand, DENSE),
+        ("server", half_by_hand, DENSE),
+        ("rounds", make, RING),
+    ],
+    ids=["rounds", "server", "rounds-by-hand", "server-by-hand", "rounds-on-a-ring"],
 )
 def test_in_lockstep_peers_decide_what_a_simulation_decides_at_the_same_rounds(
-    run, tmp_path: Path, mode: str, build: Callable[[str], SgdLearner]
+    run, tmp_path: Path, mode: str, build: Callable[[str], SgdLearner], graph: nx.Graph
 ) -> None:
     """The same networks, samples and graph: a live swarm in lockstep is the simulation, up to rounding.
 
     The peers trust each other, and nobody knew the names of their groups when invitations were signed. What
-    was given by hand stays as it is.
+    was given by hand stays as it is. On a ring, both wait until the values of all peers have arrived.
     """
-    graph, rounds = nx.circulant_graph(len(NAMES), [1, 2]), 18
+    is_slow = graph is RING
+    rounds, exchanges = (34, 1) if is_slow else (18, 3)
     simulated = [build(name) for name in NAMES]
     sharing = AutoSharing(keep_models=build is half_by_hand)
-    mixing = Gossip(graph, exchanges=3) if mode == "rounds" else ExactMean()
+    mixing = Gossip(graph, exchanges=exchanges) if mode == "rounds" else ExactMean()
     arena = Arena(simulated, mixing=mixing, sharing=sharing)
     expected = list(arena.run(rounds))[-1]
     assert sharing.decisions
@@ -180,7 +199,7 @@ def test_in_lockstep_peers_decide_what_a_simulation_decides_at_the_same_rounds(
             expect=names,
             sharing="auto",
             mode=mode,
-            exchanges=3,
+            exchanges=exchanges,
             lease=600.0,
             servers=servers,
         )
@@ -200,7 +219,8 @@ def test_in_lockstep_peers_decide_what_a_simulation_decides_at_the_same_rounds(
     for members in groups.values():
         assert len({ord(name) % 2 for name in members}) == 1, groups
     decided = [one for report in reports if report.sharing for one in report.sharing["decisions"]]
-    last = rounds - AutoOptions().every
+    last = rounds - Planner(AutoOptions()).length(sharing.plan.spread)
+    assert bool(sharing.plan.spread) == is_slow
     simulated_decisions = [one for one in sharing.as_record()["decisions"] if one["round"] <= last]
     assert decided
     for one in decided:
