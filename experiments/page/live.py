@@ -95,7 +95,7 @@ def observation(peer: ObservedPeer, time: float, origin: float) -> Observation:
     """What a peer's record says. time: now, on the page's axis. origin: the wall clock's time at 0."""
     summary = peer.summary
     heard = time if peer.last_heard is None else peer.last_heard - origin
-    checked = "" if peer.checked in ("member", "unsigned") else peer.checked
+    checked = "" if peer.checked == "unsigned" else peer.checked
     common: dict[str, Any] = {
         "state": state_of(peer), "reason": peer.problem or peer.reason, "models": peer.models,
         "checked": checked,
