@@ -8,7 +8,7 @@ from math import nan
 from typing import Any, get_args
 
 from ...peer import ObservedPeer, Observer, TimelineEvent, label
-from .history import Event, History, Kind, Observation, group_peers
+from .history import Event, History, Kind, Observation, group_peers, natural
 
 LEAST_PAUSE = 0.5
 """Seconds between two looks at the observer: several browser windows share one history."""
@@ -49,7 +49,7 @@ class LiveSource:
     def _apply(self, now: float) -> None:
         history, state = self._history, self._observer.swarm
         origin = history.origin or 0.0
-        for name, peer in state.peers.items():
+        for name, peer in sorted(state.peers.items(), key=lambda item: natural(item[0])):
             if self._applied.get(name) is not peer:
                 self._applied[name] = peer
                 history.apply(observation(peer, now - origin, origin))
