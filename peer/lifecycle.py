@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -169,7 +170,9 @@ class Lifecycle:
 
 
 PROGRESS_INTERVAL = 10.0
-"""Least seconds between two log lines about a peer's progress."""
+"""Least seconds between two log lines about a peer's progress. For a peer that learns for ever it doubles
+with every line, up to LONGEST_PROGRESS_INTERVAL, so that the log of a device is quiet."""
+LONGEST_PROGRESS_INTERVAL = 3600.0
 
 
 REMINDER_INTERVAL = 3600.0
@@ -223,14 +226,15 @@ class _Progress:
     """Progress of a peer's training, over all sessions of one process.
 
     accuracy: of the last test. gain: of the last test, if the peer has a lone twin.
-    last_log: time of the last log line about progress.
+    last_log: time of the last log line about progress. log_interval: least seconds until the next one.
     own_accuracy: of a trained network, tested before the first value was received.
     followed: whether callbacks were told of the start.
     """
 
     accuracy: float = float("nan")
     gain: Gain | None = None
-    last_log: float = float("-inf")
+    last_log: float = -inf
+    log_interval: float = PROGRESS_INTERVAL
     own_accuracy: float | None = None
     own_accuracy_published: bool = False
     followed: bool = False
@@ -552,8 +556,12 @@ class Peer:
             pass  # the round was trained before a crash; no metrics to publish
         elif number % self.settings.test_every == 0 or number == last:
             accuracy, now = await self._test(link), self._machine.monotonic()
-            if number == last or now >= self._progress.last_log + PROGRESS_INTERVAL:
-                self._progress.last_log = now
+            progress = self._progress
+            if number == last or now >= progress.last_log + progress.log_interval:
+                if last == inf and progress.last_log > -inf:
+                    doubled = 2 * progress.log_interval
+                    progress.log_interval = min(doubled, LONGEST_PROGRESS_INTERVAL)
+                progress.last_log = now
                 _log.info(
                     "peer %s: round %s, accuracy %.3f", self.name, self._number(number), accuracy
                 )

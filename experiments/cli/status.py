@@ -194,8 +194,8 @@ def _picture(
     """Return the tables of peers, models and events, and what needs a person."""
     parts: list[Table | Text] = [Text(_headline(state, connection_problem), style="bold")]
     parts.append(_peer_table(state, now))
-    if state.models:
-        parts.append(_model_table(state))
+    if (models := _model_table(state)).row_count:
+        parts.append(models)
     events = sorted(state.timeline, key=lambda event: event.time)[-SHOWN_EVENTS:]
     if events:
         parts.append(Text("latest events", style="bold"))

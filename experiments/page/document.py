@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+NO_DATA = "no-data"
+"""The class of a figure that has nothing to show; its box is hidden."""
 STYLE = """
 :root { --page: #f4f5f7; --panel: #ffffff; --ink: #1d242b; --dim: #66717c; --line: #dde1e6; --bad: #c62828; }
 :root[data-theme="dark"] {
@@ -26,6 +28,7 @@ header button { margin-left: auto; background: var(--panel); color: var(--ink); 
   margin: 8px 0; }
 .box { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 8px;
   min-width: 0; overflow-x: auto; }
+.box:has(.no-data) { display: none; }
 .wide { grid-column: 1 / -1; }
 .bare { background: none; border: none; padding: 0 4px; }
 .scroll { overflow-x: auto; }

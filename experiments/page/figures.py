@@ -14,6 +14,7 @@ from typing import Any
 
 from bokeh import layouts
 
+from .document import NO_DATA
 from .history import NO_GROUP, Event, History, PeerState, natural
 from .peer_map import Links, Names, PeerMap, Positions, models_text, place_by_hops
 from .style import (
@@ -27,6 +28,7 @@ from .style import (
     Model,
     bk,
     column,
+    least_width,
     line_columns,
     line_figure,
     line_legend,
@@ -71,6 +73,10 @@ class Panels:
         spread: bool = False,
     ):
         self._history, self._whole = history, whole
+        self._end: dict[str, list[Any]] | None = None
+        if whole is not None:
+            states = list(whole.peers.values())
+            self._end = _peer_columns(states, group_colours(states), {}, whole)
         self._drawn: dict[str, int] = {}
         self._events_drawn = -1
         self.peers = bk.ColumnDataSource(_peer_columns([], {}, {}, history))
@@ -96,8 +102,8 @@ class Panels:
         show_all.js_on_click(
             bk.CustomJS(args={"peers": self.peers}, code="peers.selected.indices = []")
         )
-        table, event_table = self._peer_table(), self._event_table()
-        self._filter_on_click(table)
+        self._table, event_table = self._peer_table(), self._event_table()
+        self._filter_on_click(self._table)
         controls: Model = layouts.row(
             self.map.colours, self.map.model, self._selected, show_all, sizing_mode="stretch_width",
             styles={"flex-wrap": "wrap"},
@@ -110,7 +116,7 @@ class Panels:
             "metrics": self._metric_plot,
             "disagreement": disagreement,
             "sent": sent,
-            "peers": table,
+            "peers": self._table,
             "timeline": timeline,
             "events": event_table,
         }
@@ -190,39 +196,51 @@ class Panels:
         return plot
 
     def _peer_table(self) -> Model:
+        # What matters most is first: a narrow window shows only that before it is scrolled.
         shown = [
-            ("peer", "peer", 90, None), ("group", "group", 90, None),
-            ("state", "state", 90, STATE), ("reason", "reason", 220, PLAIN),
-            ("round", "round", 60, "0,0"), ("accuracy", "accuracy", 80, "0.000"),
-            ("gain", "gain over alone", 120, "+0.000"), ("disagreement", "disagreement", 130, PLAIN),
-            ("metrics", "other metrics", 200, PLAIN),
-            ("mb", "MB sent", 80, "0,0.0"), ("seen", "last heard", 90, None),
-            ("checked", "signature", 80, STATE),
+            ("peer", "peer", self._name_width(), PLAIN), ("state", "state", 90, STATE),
+            ("round", "round", 60, "0,0"), ("accuracy", "accuracy", 75, "0.000"),
+            ("reason", "reason", 200, PLAIN), ("checked", "signature", 80, STATE),
+            ("gain", "gain over alone", 120, "+0.000"), ("group", "group", 90, PLAIN),
+            ("disagreement", "disagreement", 130, PLAIN), ("metrics", "other metrics", 200, PLAIN),
+            ("mb", "MB sent", 75, "0,0.0"), ("seen", "last heard", 85, None),
         ]  # fmt: skip
-        if self._whole is not None:
-            states = list(self._whole.peers.values())
-            values = _peer_columns(states, group_colours(states), {}, self._whole)
-            empty = {name for name, column in values.items() if _is_empty(column)}
-            shown = [each for each in shown if each[0] not in empty | {"seen", "checked"}]
+        self._columns = [column(*each) for each in shown]
         self._peer_filter = bk.BooleanFilter(booleans=None)
         return bk.DataTable(
-            source=self.peers, view=bk.CDSView(filter=self._peer_filter),
-            columns=[column(*each) for each in shown], height=260, index_position=None,
-            row_height=26, sizing_mode="stretch_width",
-            stylesheets=[TABLE_STYLE, f":host {{ --least: {90 * len(shown)}px; }}"],
+            source=self.peers, view=bk.CDSView(filter=self._peer_filter), columns=self._columns,
+            height=260, index_position=None, row_height=26, sizing_mode="stretch_width",
+            stylesheets=[TABLE_STYLE],
         )  # fmt: skip
+
+    def _name_width(self) -> int:
+        """The width of a column of peers' names, in pixels."""
+        names = (self._history if self._whole is None else self._whole).peers
+        return min(max(70, 22 + 8 * max(map(len, names), default=0)), 200)
+
+    def _show_columns(self, values: Mapping[str, Sequence[Any]]) -> None:
+        """Show those columns of the table of peers that tell something. values: of the table, or its end."""
+        left_out = set() if self._whole is None else {"seen", "checked"}
+        for each in self._columns:
+            is_empty = each.field not in ("peer", "state") and _is_empty(values[each.field])
+            if each.visible != (visible := not is_empty and each.field not in left_out):
+                each.visible = visible
+        style = least_width(self._columns)
+        if self._table.stylesheets[1:] != [style]:
+            self._table.stylesheets = [TABLE_STYLE, style]
 
     def _event_table(self) -> Model:
         shown = [
-            ("when", "when", 90, None), ("kind", "event", 90, STATE), ("peer", "peer", 80, None),
-            ("text", "what happened", 520, PLAIN),
+            ("when", "when", 90, None), ("kind", "event", 80, STATE),
+            ("peer", "peer", self._name_width(), PLAIN), ("text", "what happened", 420, PLAIN),
         ]  # fmt: skip
         self._event_table_filter = bk.BooleanFilter(booleans=None)
+        columns = [column(*each, sortable=False) for each in shown]
         return bk.DataTable(
             source=self.events, view=bk.CDSView(filter=self._event_table_filter),
-            columns=[column(*each, sortable=False) for each in shown], height=200,
+            columns=columns, height=200,
             index_position=None, row_height=26, sizing_mode="stretch_width",
-            stylesheets=[TABLE_STYLE], selectable=False,
+            stylesheets=[TABLE_STYLE, least_width(columns)], selectable=False,
         )  # fmt: skip
 
     def _filter_on_click(self, table: Model) -> None:
@@ -259,6 +277,7 @@ class Panels:
         columns = _peer_columns(states, colours, self.map.place(history), history)
         if any(list(self.peers.data[name]) != values for name, values in columns.items()):
             self.peers.data = columns
+            self._show_columns(self._end or columns)
         lines = _line_columns(states, colours)
         if any(list(self.lines.data[name]) != lines[name] for name in ("peer", "colour")):
             self.lines.data = lines
@@ -291,7 +310,7 @@ class Panels:
             self._log_range.update(start=10.0**low, end=10.0 ** max(high, low + 1))
         metrics = dict(list(history.metrics.items())[: len(COLOURS)])
         self.metrics.data = line_columns("metric", {n: (c.x, c.y) for n, c in metrics.items()})
-        self._metric_plot.visible = bool(metrics)  # most learners have none
+        self._metric_plot.css_classes = [] if metrics else [NO_DATA]  # most learners have none
         self.sent.data = {"x": list(history.sent.x) or [0.0], "y": list(history.sent.y) or [0.0]}
 
     def _update_events(self) -> None:

@@ -8,7 +8,7 @@ from math import nan
 from typing import Any, get_args
 
 from ...peer import ObservedPeer, Observer, TimelineEvent, label
-from .history import Event, History, Kind, Observation, group_peers
+from .history import Event, History, Kind, Observation, group_peers, natural
 
 LEAST_PAUSE = 0.5
 """Seconds between two looks at the observer: several browser windows share one history."""
@@ -49,7 +49,7 @@ class LiveSource:
     def _apply(self, now: float) -> None:
         history, state = self._history, self._observer.swarm
         origin = history.origin or 0.0
-        for name, peer in state.peers.items():
+        for name, peer in sorted(state.peers.items(), key=lambda item: natural(item[0])):
             if self._applied.get(name) is not peer:
                 self._applied[name] = peer
                 history.apply(observation(peer, now - origin, origin))
@@ -95,7 +95,7 @@ def observation(peer: ObservedPeer, time: float, origin: float) -> Observation:
     """What a peer's record says. time: now, on the page's axis. origin: the wall clock's time at 0."""
     summary = peer.summary
     heard = time if peer.last_heard is None else peer.last_heard - origin
-    checked = "" if peer.checked in ("member", "unsigned") else peer.checked
+    checked = "" if peer.checked == "unsigned" else peer.checked
     common: dict[str, Any] = {
         "state": state_of(peer), "reason": peer.problem or peer.reason, "models": peer.models,
         "checked": checked,

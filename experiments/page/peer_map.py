@@ -22,6 +22,10 @@ MOST_FULL_GRAPH = 24
 """The most peers whose links are drawn where every peer may reach every other."""
 
 
+LETTER = 0.024
+"""How much wider than its peers the map must be for each letter of the longest name."""
+
+
 class PeerMap:
     """Draws peers and links; `figure` is the map, `colours` chooses what colours mean, `model` what is shown.
 
@@ -123,6 +127,8 @@ class PeerMap:
         if list(self.model.options) != models:
             self.model.options = models
         self.figure.title.text = _graph_title(history)
+        longest = max(map(len, history.peers), default=0)
+        self.figure.x_range.range_padding = min(max(0.12, LETTER * longest), 0.8)
 
     def place(self, history: History) -> Positions:
         """Draw the links, and return a position for every peer: the same as before if no link has changed."""

@@ -129,3 +129,8 @@ def column(field: str, title: str, width: int, form: Any = None, **options: Any)
             else bk.HTMLTemplateFormatter(template=form)
         )
     return bk.TableColumn(field=field, title=title, width=width, **options)
+
+
+def least_width(columns: Sequence[Model]) -> str:
+    """Return the style of a table that is scrolled, and not squeezed, where its columns do not fit."""
+    return f":host {{ --least: {sum(each.width for each in columns if each.visible)}px; }}"

@@ -311,7 +311,9 @@ class BrokerConnection:
         for (pattern, _), code in zip(patterns, codes, strict=False):
             if getattr(code, "is_failure", False):
                 raise TransportError(
-                    "not-authorised", f"{self._address} refused the subscription to {pattern!r}"
+                    "not-authorised",
+                    f"{self._address} refused the subscription to {pattern!r}: check the swarm's name, and "
+                    "that this user may read it",
                 )
 
     def hang_up(self) -> None:

@@ -127,6 +127,13 @@ def test_a_swarm_in_which_all_is_well_is_shown_and_gives_0(status, garden):
     assert "nothing needs a person" in result.out
 
 
+def test_one_peer_alone_agrees_with_nobody(status, garden):
+    garden.peer("anna")
+    result = status(garden.url, garden.name)
+    assert result.code == 0
+    assert "partial model" not in result.out
+
+
 def causes(result):
     """What needs a person, as the tables say it."""
     return [

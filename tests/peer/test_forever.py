@@ -6,8 +6,9 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
-from peer_kit import Nest, held, injected, quick
+from peer_kit import Clocks, Nest, held, injected, quick
 from waiting import until
 
 from gossamer.models import SgdLearner, SlicedNetwork, mlp
@@ -173,3 +174,31 @@ def test_answers_are_of_one_round_while_the_peer_learns(run):
     run(alone())
     assert len(seen) > 1
     assert all(len(values) == 1 and values[0] % 5 == 0 for values in seen)
+
+
+@pytest.mark.parametrize(("rounds", "least", "most"), [(40, 40, 40), ("forever", 4, 7)])
+def test_the_log_of_a_peer_that_learns_for_ever_is_quiet(run, caplog, rounds, least, most):
+    """Rounds take ten seconds each: a run with an end logs all of them, one without ever fewer."""
+    clocks = Clocks()
+
+    class Slow(SgdLearner):
+        def train(self, steps):
+            clocks.ahead += 10.0
+            return super().train(steps)
+
+    none = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
+    learner = Slow(untrained("a"), none, none)
+    caplog.set_level("INFO")
+
+    async def alone():
+        nest = Nest(quick(rounds=rounds, founder=True))
+        records = []
+        life = nest.start("a", learner, machine=clocks, on_record=records.append)
+        if rounds == "forever":
+            await until(lambda: len(records) >= 40)
+            life.peer.leave()
+        await life.task
+
+    run(alone())
+    lines = [r.getMessage() for r in caplog.records if ", accuracy" in r.getMessage()]
+    assert least <= len(lines) <= most, lines
