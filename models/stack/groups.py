@@ -249,9 +249,9 @@ class OptimizerStates:
             if self._shared:
                 state[name] = stacked
 
-    def rule(self) -> UpdateRule:
-        """Return the update rule with the optimizers' current learning rate, which a schedule may change."""
-        rates = {_learning_rate(learner.optimizer) for learner in self._learners}
+    def rule(self, rows: Sequence[int]) -> UpdateRule:
+        """Return the update rule with some optimizers' current learning rate, which a schedule may change."""
+        rates = {_learning_rate(self._learners[row].optimizer) for row in rows}
         if len(rates) > 1:
             raise ModelError(
                 f"peers {self._learners[0].network.peer!r} … were stacked with one learning rate and now "
@@ -405,7 +405,9 @@ class SgdGroup(StackedGroup):
         )
 
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
-        rule = self._states.rule()
+        if not rows:
+            return []
+        rule = self._states.rule(rows)
         by_steps_taken = _group_rows(rows, self._states.steps_taken)
         self._states.count(rows, len(self._step_ends(repeats)))
         return [
@@ -435,11 +437,11 @@ class SgdGroup(StackedGroup):
         """Train peers whose optimizers have all taken `steps_taken` steps."""
         learners = [self._learners[row] for row in rows]
         first, selected = learners[0], row_index(rows, self._device)
-        count = repeats * first.local_samples
+        count, counts = repeats * first.local_samples, self._samples[1].counts
         order, remaining = draw_orders(
             [learner.order for learner in learners],
             [learner.generator for learner in learners],
-            [len(learner.samples[1]) for learner in learners],
+            [counts[row] for row in rows],
             count,
         )
         for learner, rest_of_epoch in zip(learners, remaining, strict=True):
