@@ -18,6 +18,7 @@ from .network import Timetable as Timetable
 from .network import World as World
 from .network import parse as parse
 from .sharing import AutoSharing as AutoSharing
+from .simulation import ArrayJobs as ArrayJobs
 from .simulation import LearningSimulation as LearningSimulation
 from .simulation import Mean as Mean
 from .simulation import PeerTestResult as PeerTestResult

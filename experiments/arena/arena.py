@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gossamer import __version__
 
@@ -468,6 +469,16 @@ class Arena:
         """Put values and states of the learners that were replaced into the stacks; `run` does this first."""
         for group in self._groups:
             group.refresh()
+
+    def stacked_values(self) -> Tensor | None:
+        """Return the parameters of all learners, one row each, if they all are the rows of one stack.
+
+        The learners share this memory. None if they are not stacked, in several stacks, or elsewhere.
+        """
+        group = self._groups[0]
+        if len(self._groups) > 1 or not group.stacked or self._device is not None:
+            return None
+        return group.locate(0)[0].values
 
     def write_back(self) -> None:
         """Copy the values of stacks on another device to the learners; `run` does this after every round."""

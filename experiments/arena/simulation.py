@@ -96,6 +96,7 @@ from .lockstep import Gossip, Mixing, Robust, Server, Steady
 from .network import Conditions, TimeError, World
 from .network import parse as parse_distribution
 from .sharing import AutoSharing
+from .vectorised import VectorisedPushSum
 
 if TYPE_CHECKING:  # imports torch.distributed, needed only with several ranks
     from .shards import RankGroup, Shard
@@ -383,16 +384,141 @@ class _Job:
     after: dict[str, Array] | None = None
 
 
+class ArrayJobs:
+    """The training jobs of all peers as rows of arrays, and gossip on arrays: no object per job or message.
+
+    For stacked peers that all share one partial model, never leave, and send values that nothing rounds or
+    compresses. It does with them what `LearningSimulation` does with a `_Job` and a Gossiper for each peer.
+
+    swarm: the peers' gossip; its estimates are the peers' values of the shared model.
+    arena: trains and tests. parameters: of all peers, a row each, in the arena's own memory.
+    model, shared: the partial model, and its coordinates among a peer's parameters.
+    is_due: (peers, times, rounds) → whether a test is due when a job begins.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        parameters: torch.Tensor,
+        model: str,
+        shared: slice | np.ndarray,
+        is_due: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
+        report: Callable[[PeerTestResult], None],
+        **options: Any,
+    ):
+        peers, all_coordinates = parameters.shape
+        self.model, self._arena, self._parameters = model, arena, parameters
+        self._shared = shared if isinstance(shared, slice) else torch.from_numpy(np.array(shared))
+        private = np.delete(np.arange(all_coordinates), shared)
+        self._private = torch.from_numpy(private)
+        self._private_before = parameters[:, self._private].clone()
+        values = parameters[:, self._shared].numpy()
+        self.swarm = VectorisedPushSum(
+            values, dtype=values.dtype.type, on_trained=self._finish, **options
+        )
+        self._values = torch.from_numpy(self.swarm.estimates)
+        self._start = self._values.clone()
+        self.rounds = np.zeros(peers, np.int64)
+        self._credits = self.swarm.credits.copy()
+        self._computed = np.zeros(peers, bool)
+        self._is_due, self._report = is_due, report
+        self._begun = np.zeros(peers)
+        self._due = np.zeros(peers, bool)
+        self._tests: dict[int, PeerTestResult] = {}
+        self._finished_tests: list[tuple[float, int, PeerTestResult]] = []
+
+    def run(self, seconds: float) -> None:
+        """Let virtual time pass, then undo the jobs that have not ended; report tests in order of time."""
+        interval = self.swarm.world.conditions.push_interval
+        while self.swarm.now < seconds:
+            self.swarm.advance(min(self.swarm.now + _WINDOW * interval, seconds))
+            for *_, test in sorted(self._finished_tests, key=lambda each: each[:2]):
+                self._report(test)
+            self._finished_tests.clear()
+        self._begin_training(
+            np.flatnonzero(~self._computed)
+        )  # runs the tests before jobs that do not end
+        for _, test in sorted(self._tests.items()):
+            self._report(test)
+        self.write_networks()
+
+    def write_networks(self) -> None:
+        """Write the peers' values into their networks, without what jobs that have not ended changed."""
+        undone = torch.from_numpy(np.flatnonzero(self._computed))
+        if len(self._private):
+            self._parameters[undone[:, None], self._private] = self._private_before[undone]
+        self._parameters[:, self._shared] = self._values
+
+    def bytes_sent(self) -> int:
+        """The bytes of the values sent so far, without headers."""
+        return self.swarm.counters["transfer"] * self._values[0].nbytes
+
+    def _finish(self, peers: np.ndarray, times: np.ndarray) -> None:
+        """Finish the jobs of some peers: add their changes to the peers' values, and begin the next jobs."""
+        if not self._computed[peers].all():
+            self._train(np.flatnonzero(~self._computed))
+        is_mixed = self.swarm.credits[peers] != self._credits[peers]
+        for rows, mixed in ((peers[~is_mixed], False), (peers[is_mixed], True)):
+            for block in torch.from_numpy(rows).split(_BLOCK_ROWS):
+                after = self._parameters.index_select(0, block)[:, self._shared]
+                if mixed:
+                    after -= self._start.index_select(0, block)
+                    after += self._values.index_select(0, block)
+                self._values.index_copy_(0, block, after)
+                self._start.index_copy_(0, block, after)
+        for peer, time in zip(peers.tolist(), times.tolist(), strict=True) if self._tests else ():
+            if (test := self._tests.pop(peer, None)) is not None:
+                self._finished_tests.append((time, peer, test))
+        self.rounds[peers] += 1
+        self._credits[peers] = self.swarm.credits[peers]
+        self._computed[peers] = False
+        self._begun[peers] = times
+        self._due[peers] = self._is_due(peers, times, self.rounds[peers])
+
+    def _begin_training(self, peers: np.ndarray) -> None:
+        """Write the values with which jobs began into the networks, and run the tests that are due."""
+        for block in torch.from_numpy(peers).split(_BLOCK_ROWS):
+            start = self._start.index_select(0, block)
+            if isinstance(self._shared, slice):
+                self._parameters[:, self._shared].index_copy_(0, block, start)
+            else:
+                self._parameters[block[:, None], self._shared] = start
+        due = peers[self._due[peers]].tolist()
+        for peer, metrics in zip(due, self._arena.test(due), strict=True):
+            self._tests[peer] = PeerTestResult(
+                float(self._begun[peer]), int(self.rounds[peer]), peer, metrics
+            )
+        self._due[peers] = False
+
+    def _train(self, peers: np.ndarray) -> None:
+        """Compute the jobs of some peers."""
+        self._begin_training(peers)
+        if len(self._private):
+            rows = torch.from_numpy(peers)
+            self._private_before[rows] = self._parameters[rows[:, None], self._private]
+        self._computed[peers] = True  # before, so that a training that is interrupted is undone
+        self._arena.train(peers.tolist())
+
+
+_WINDOW = 4
+"""Push intervals whose events are computed at once on arrays: more make better use of each call, and keep
+more transfers in memory."""
+_BLOCK_ROWS = 32
+"""Rows of arrays that are read, changed and written at once, while they are in the cache."""
+
+
 class LearningSimulation:
     """A config's swarm in virtual time; `run` runs it, once only.
 
     threads: the threads that train peers in parallel; they do not affect the result.
+    arrays: whether gossip is computed on arrays where that gives what the Gossipers of live peers give: if
+        all peers share one partial model, none leaves, and nothing rounds or compresses values.
     on_test: called with the result of every test, in an order that depends only on the config.
 
     graph: which peers may push to which.
     world: who is online, and what delays and losses messages have, at any virtual time.
     seconds: the virtual time at which the run ends.
-    events: the simulator of the peers' gossip.
+    events: the simulator of the peers' gossip; arrays: the same on arrays, in its place; else None.
     rounds: the number of training jobs that each peer has finished.
     tests: the accuracies of all tests so far.
     gains: what peers gained by taking part, measured at the end of the run: of those that are online and have
@@ -405,6 +531,7 @@ class LearningSimulation:
         source: str = "config",
         *,
         threads: int = 1,
+        arrays: bool = True,
         on_test: Callable[[PeerTestResult], None] = lambda _: None,
     ):
         self.config = config
@@ -425,29 +552,8 @@ class LearningSimulation:
         rounds = self.seconds / self.world.conditions.push_interval * (1 - _TIME_TOLERANCE)
         self._planned_rounds = math.ceil(rounds)
         self.tests = AccuracyLog(presence_of(self.world, [member.name for member in self.members]))
-        peers_of_model = shared_models(self.members)
+        self._peers_of_model = peers_of_model = shared_models(self.members)
         check_compression(config, self.members, peers_of_model, source)
-        shared_values: list[dict[str, Array]] = [{} for _ in self.members]
-        shapes: dict[str, Shapes] = {}
-        for model, peers in peers_of_model.items():
-            shapes[model] = blocks(schema_entries(self.members[peers[0]].network, model))
-            for peer in peers:
-                values = self.members[peer].network.read(model)
-                shared_values[peer][model] = values.cpu().numpy()
-        self._stores = [DictStore(values) for values in shared_values]
-        self.events = VirtualTime(
-            self.world,
-            graph,
-            peers_of_model,
-            self._stores,
-            [ONE * (m.samples if config.weights == "samples" else 1) for m in self.members],
-            fanout=pushes_of(config),
-            fraction=config.gossip.fraction,
-            steady=self._steady_mode if config.gossip.mode == "steady" else None,
-            wire=replace(_wire_of(config), shapes=shapes),
-            on_trained=self._finish_job,
-            on_arrival=self._begin_job,
-        )
         learners = [member.learner for member in self.members]
         self.gains: list[Gain] = []
         self._peers_with_twin = choose_twins(config.gain, config.peers, config.seed)
@@ -456,12 +562,78 @@ class LearningSimulation:
             learners_with_twin = [learners[peer] for peer in self._peers_with_twin]
             self._twins = Twins(learners_with_twin, every=config.every, threads=threads)
         self._arena = Arena(learners, every=config.every, threads=threads)
+        self.arrays = self._make_arrays(peers_of_model, threads) if arrays else None
+        self._stores: list[DictStore] = []
+        if self.arrays is None:
+            self._stores, self.events = self._make_gossipers(peers_of_model)
         self._on_test = on_test
         self._jobs: dict[int, _Job] = {}
         self.rounds = [0] * len(self.members)
         # Tests are due by virtual time, not by rounds; otherwise slow peers would hardly ever be tested. Time
         # is divided into intervals; this is, for each peer, the interval in which its last job began.
-        self._test_intervals = [0.0] * len(self.members)
+        self._test_intervals = np.zeros(len(self.members))
+
+    def _weights(self) -> list[int]:
+        """The push-sum weight with which each peer begins."""
+        by_samples = self.config.weights == "samples"
+        return [ONE * (member.samples if by_samples else 1) for member in self.members]
+
+    def _make_arrays(
+        self, peers_of_model: Mapping[str, Sequence[int]], threads: int
+    ) -> ArrayJobs | None:
+        """Return the jobs as arrays; None if peers need a Gossiper each."""
+        config, parameters = self.config, self._arena.stacked_values()
+        lossy = config.gossip.mode == "steady" or config.gossip.lossy_keys
+        if lossy or self.world.churns or parameters is None or len(peers_of_model) != 1:
+            return None
+        ((model, peers),) = peers_of_model.items()
+        slicings = {id(member.network.slicing): member.network.slicing for member in self.members}
+        shared, *others = (
+            slicing.coordinates_or_slice(model)
+            for slicing in slicings.values()
+            if model in slicing.averaged_models
+        )
+        if len(peers) < config.peers or any(not _are_equal(shared, other) for other in others):
+            return None
+        return ArrayJobs(
+            self._arena, parameters, model, shared, self._are_due, self._report,
+            graph=self.graph, conditions=self.world.conditions, seed=config.seed, threads=threads,
+            weights=np.array(self._weights()), fanout=pushes_of(config), fraction=config.gossip.fraction,
+            window=_WINDOW * self.world.conditions.push_interval,
+        )  # fmt: skip
+
+    def _make_gossipers(
+        self, peers_of_model: Mapping[str, Sequence[int]]
+    ) -> tuple[list[DictStore], VirtualTime]:
+        """Return the stores and the gossipers of all peers."""
+        config = self.config
+        shared_values: list[dict[str, Array]] = [{} for _ in self.members]
+        shapes: dict[str, Shapes] = {}
+        for model, peers in peers_of_model.items():
+            shapes[model] = blocks(schema_entries(self.members[peers[0]].network, model))
+            for peer in peers:
+                values = self.members[peer].network.read(model)
+                shared_values[peer][model] = values.cpu().numpy()
+        stores = [DictStore(values) for values in shared_values]
+        return stores, VirtualTime(
+            self.world,
+            self.graph,
+            peers_of_model,
+            stores,
+            self._weights(),
+            fanout=pushes_of(config),
+            fraction=config.gossip.fraction,
+            steady=self._steady_mode if config.gossip.mode == "steady" else None,
+            wire=replace(_wire_of(config), shapes=shapes),
+            on_trained=self._finish_job,
+            on_arrival=self._begin_job,
+        )
+
+    def traffic_by_model(self) -> list[tuple[str, int, Traffic]]:
+        """Return, for each model that was sent, its name, the bytes sent, and statistics of compression."""
+        if self.arrays is None:
+            return self.events.traffic_by_model()
+        return [(self.arrays.model, self.arrays.bytes_sent(), Traffic())]
 
     def _steady_mode(self, peer: int) -> SteadyMode:
         """The mode of a peer's next session, in steady mode."""
@@ -492,18 +664,27 @@ class LearningSimulation:
 
         callbacks: follow the run, and may stop it; see gossamer.models.Callback. For them, a round takes as
             long as an average peer trains for one, and every `test_every` rounds they are told the latest
-            test of every peer that is online, which is known when the training after it has ended.
+            test of every peer that is online, which is known when the training after it has ended. Arrays
+            compute many events at once, so runs with callbacks use Gossipers.
         """
         self._callbacks = CallbackList(callbacks)
+        if self._callbacks and self.arrays is not None:
+            self.arrays = None
+            self._stores, self.events = self._make_gossipers(self._peers_of_model)
+        end = self.seconds * (1 + _TIME_TOLERANCE)
         try:
-            for peer in self._online(0.0):
-                self._begin_job(peer, 0.0)
-            if self._callbacks.start(self._progress(0.0)):
-                self.seconds, self._stopped_by = 0.0, "start"
+            if self.arrays is not None:
+                self.arrays.run(end)
+                self.rounds = self.arrays.rounds.tolist()
             else:
-                self.events.run(self.seconds * (1 + _TIME_TOLERANCE), self._follow)
-            self._drop_unfinished_jobs()
-            self._write_networks()
+                for peer in self._online(0.0):
+                    self._begin_job(peer, 0.0)
+                if self._callbacks.start(self._progress(0.0)):
+                    self.seconds, self._stopped_by = 0.0, "start"
+                else:
+                    self.events.run(end, self._follow)
+                self._drop_unfinished_jobs()
+                self._write_networks()
             online = self._online(self.seconds)
             for peer, metrics in zip(online, self._arena.test(online), strict=True):
                 self._report(PeerTestResult(self.seconds, self.rounds[peer], peer, metrics))
@@ -565,6 +746,9 @@ class LearningSimulation:
 
     def stop(self) -> None:
         """After an interrupt, write the peers' current values into their networks, without testing."""
+        if self.arrays is not None:
+            self.arrays.write_networks()
+            return
         for peer in self._jobs:
             self._restore_network(peer)
         self._write_networks()
@@ -582,13 +766,17 @@ class LearningSimulation:
         store = self._stores[peer]
         start = {model: store.read(model) for model in store.names()}
         rounds = self.rounds[peer]
-        interval = time // (self.config.test_every * self.world.conditions.push_interval)
-        is_due = rounds > 0 and interval > self._test_intervals[peer]
-        # At the end, all peers are tested anyway.
-        is_due = is_due and time < self.seconds * (1 - _TIME_TOLERANCE)
-        self._test_intervals[peer] = interval
+        (is_due,) = self._are_due(np.array([peer]), np.array([time]), np.array([rounds]))
         test = PeerTestResult(time, rounds, peer, Metrics()) if is_due else None
         self._jobs[peer] = _Job(start, test)
+
+    def _are_due(self, peers: np.ndarray, times: np.ndarray, rounds: np.ndarray) -> np.ndarray:
+        """Return which of some peers are to be tested before the jobs that they begin at these times."""
+        interval = times // (self.config.test_every * self.world.conditions.push_interval)
+        is_due = (rounds > 0) & (interval > self._test_intervals[peers])
+        self._test_intervals[peers] = interval
+        # At the end, all peers are tested anyway.
+        return is_due & (times < self.seconds * (1 - _TIME_TOLERANCE))
 
     def _finish_job(self, peer: int, time: float) -> None:
         """Finish a training job: add its change to the peer's current values, and begin the next job."""
@@ -656,6 +844,13 @@ class LearningSimulation:
     def _online(self, time: float) -> list[int]:
         """Return the peers that are online at a time, in ascending order."""
         return np.flatnonzero(self.world.present_at(time)).tolist()
+
+
+def _are_equal(one: slice | np.ndarray, other: slice | np.ndarray) -> bool:
+    """Return whether two peers have a partial model at the same coordinates."""
+    if isinstance(one, slice) or isinstance(other, slice):
+        return one is other or (isinstance(one, slice) and one == other)
+    return one is other or np.array_equal(one, other)
 
 
 # --- from configs -----------------------------------------------------------------------------------
@@ -995,7 +1190,7 @@ def simulate_in_time(
     run = LearningSimulation(config, source, threads=threads, on_test=record_test)
     graph = None if config.topology is None else run.graph
     peers = [PeerFacts.of(member) for member in run.members]
-    with _open_run_folder(config, run.members, peers, graph, results, networks, run.events) as (
+    with _open_run_folder(config, run.members, peers, graph, results, networks, run) as (
         file,
         written,
     ):
@@ -1027,7 +1222,7 @@ def _open_run_folder(
     graph: nx.Graph | None,
     results: Results,
     networks: bool,
-    simulator: EventSimulator | None,
+    simulator: EventSimulator | LearningSimulation | None,
 ) -> Iterator[tuple[RecordFile, list[Path]]]:
     """Create a run's folder and its metrics.jsonl; when the run ends, write tables, figure and networks.
 

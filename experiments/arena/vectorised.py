@@ -1,19 +1,20 @@
 """Push-sum of many peers in virtual time: peers × coordinates in one array, no object per event.
 
-The fast path of the event-driven simulator, for one vector per peer, without training. Time advances in
-windows. The pushes of a window are planned first; then its events are applied in waves. A wave holds the next
-event of every peer, unless that event depends on a push that was not made yet. So each peer's events happen
-in order of time, whatever the length of the window. All peers of a wave are different, so a wave is a few
-array operations, which can be split among threads.
+The fast path of the event-driven simulator, for one vector per peer that nothing rounds or compresses. Time
+advances in windows. The pushes of a window are planned first; then its events are applied in waves. A wave
+holds the next event of every peer, unless that event depends on a push that was not made yet. So each peer's
+events happen in order of time, whatever the length of the window. All peers of a wave are different, so a
+wave is a few array operations, which can be split among threads.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -24,6 +25,8 @@ from .network import (
     CREDIT,
     PUSH,
     SETTLE,
+    TRAIN,
+    Clock,
     Conditions,
     Flags,
     Floats,
@@ -34,6 +37,8 @@ from .network import (
     World,
     share_rule,
 )
+
+Values: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 _BLOCK_BYTES = 1 << 18  # two such blocks fit into the second-level cache of current processors
 _MIN_BYTES_FOR_THREADS = 1 << 20  # below this, starting threads takes longer than the work
@@ -68,10 +73,14 @@ class VectorisedPushSum:
         peer itself get equal parts.
     window: virtual seconds that are planned at once. It affects speed and memory, not the result.
     threads: threads for array operations. They do not affect the result.
+    dtype: of the estimates; by default float64.
+    on_trained: called as (peers, times) when some peers have done their local steps, each before its push; it
+        may change the peers' estimates. Peers must not come and go then.
 
     `estimates` are the peers' current estimates of the average, and `weights` their weights. A weight is 0 if
     the peer is offline, or has arrived and not received a transfer yet; its estimate is then meaningless.
-    `counters` counts events; "idle" are pushes for which no neighbour was free.
+    `credits` counts how often mass was added to each peer's. `counters` counts events; "idle" are pushes for
+    which no neighbour was free, and "transfer" is what was sent.
     """
 
     def __init__(
@@ -86,6 +95,8 @@ class VectorisedPushSum:
         seed: int = 0,
         window: float | None = None,
         threads: int = 1,
+        dtype: type[np.floating[Any]] = np.float64,
+        on_trained: Callable[[Ints, Floats], None] | None = None,
     ):
         if values.ndim != 2 or len(values) != len(graph):
             raise ValueError(
@@ -95,7 +106,8 @@ class VectorisedPushSum:
         self.world = World(conditions, graph, seed)
         self.now = 0.0
         self.counters: Counter[str] = Counter()
-        self.estimates = np.array(values, dtype=np.float64)
+        self.estimates = np.array(values, dtype=dtype)
+        self.credits = np.zeros(peers, np.int64)
         self._initial_weights = (
             np.full(peers, ONE) if weights is None else np.array(weights, np.int64)
         )
@@ -103,7 +115,9 @@ class VectorisedPushSum:
         self.weights: Ints = np.where(self._present, self._initial_weights, 0)
         self._injected, self._died = Tally(coordinates), Tally(coordinates)
         self._injected.add(self.estimates, self.weights)
-        self._rows, self._pool = Rows(self.estimates, threads), Pool(coordinates)
+        self._rows, self._pool = Rows(self.estimates, threads), Pool(coordinates, dtype=dtype)
+        self._on_trained = on_trained
+        self._clock = None if on_trained is None else Clock(self.world, np.arange(peers))
         self._share = share_rule(fraction)
         self._timetable = Timetable(self.world, graph, fanout=fanout)
         self._open = OpenTransfers.of(self._timetable.until(0.0).transfers)  # none yet
@@ -112,8 +126,8 @@ class VectorisedPushSum:
 
     @property
     def events(self) -> int:
-        """Pushes, arrivals and returns so far."""
-        return sum(self.counters[kind] for kind in ("push", "arrival", "return"))
+        """Trainings, pushes, arrivals and returns so far."""
+        return sum(self.counters[kind] for kind in ("training", "push", "arrival", "return"))
 
     def run(self, seconds: float, every: float | None = None) -> Iterator[Sample]:
         """Let virtual time pass; yield a sample after each `every` virtual seconds, and at the end."""
@@ -121,9 +135,13 @@ class VectorisedPushSum:
         while self.now < end:
             samples += 1
             stop = end if every is None else min(start + samples * every, end)
-            while self.now < stop:
-                self._advance(min(self.now + self._window, stop))
+            self.advance(stop)
             yield Sample(self.now, self.error(), self.events)
+
+    def advance(self, until: float) -> None:
+        """Let virtual time pass until a given time."""
+        while self.now < until:
+            self._advance(min(self.now + self._window, until))
 
     def error(self) -> float:
         """Root mean square distance of the estimates from the average, relative to the start."""
@@ -164,7 +182,8 @@ class VectorisedPushSum:
         self.counters["idle"] += plan.idle
         first_new = len(self._open)
         transfers = self._open.and_then(OpenTransfers.of(plan.transfers))
-        events = Events.of(self.world, plan, transfers, first_new, self.now, end)
+        trained = [] if self._clock is None else [(p, t) for _, p, t, _ in self._clock.until(end)]
+        events = Events.of(self.world, plan, transfers, first_new, self.now, end, trained)
         fan = plan.fan
         first = first_new + np.cumsum(fan) - fan
         uses = (
@@ -185,6 +204,9 @@ class VectorisedPushSum:
                 self._absorb(peer[selected], what[selected], transfers)
             if (selected := kind == SETTLE).any():
                 self._settle(peer[selected], what[selected], transfers)
+            if self._on_trained is not None and (selected := kind == TRAIN).any():
+                self.counters["training"] += int(selected.sum())
+                self._on_trained(peer[selected], events.time[wave][selected])
             if (selected := kind == PUSH).any():
                 push = what[selected]
                 self._push(peer[selected], fan[push], first[push], uses[push], transfers)
@@ -215,6 +237,7 @@ class VectorisedPushSum:
         transfers.share[index] = np.repeat(share, fan)
         transfers.row[index] = np.repeat(rows, fan)
         self.counters["push"] += len(peer)
+        self.counters["transfer"] += int(fan[share > 0].sum())
         self.counters["too little to split"] += int((share == 0).sum())
 
     def _absorb(self, peer: Ints, index: Ints, transfers: OpenTransfers) -> None:
@@ -226,6 +249,7 @@ class VectorisedPushSum:
         before = self.weights[peer]
         after = before + share
         self._rows.mix(peer, self._pool.values, row, share / after)
+        self.credits[peer] += 1
         self.weights[peer] = after
         new = before == 0
         if new.any():
@@ -264,7 +288,7 @@ class Tally:
         self.vector = np.zeros(coordinates)
         self.weight = 0
 
-    def add(self, values: Floats, weights: Ints, sign: int = 1) -> None:
+    def add(self, values: Values, weights: Ints, sign: int = 1) -> None:
         """Add mass; with sign −1 take it away."""
         self.vector += sign * (weights.astype(np.float64) @ values)
         self.weight += sign * int(weights.sum())
@@ -288,11 +312,13 @@ class OpenTransfers(Transfers):
 class Events:
     """The events of a window, sorted by peer and time.
 
-    what: the index of the event's transfer or push; for changes, 1 if the peer arrives, 0 if it leaves.
+    what: the index of the event's transfer or push; for changes, 1 if the peer arrives, 0 if it leaves; for
+        trainings, nothing.
     wait: the index of the push that must be made before; −1 for none.
     """
 
     peer: Ints
+    time: Floats
     kind: Ints
     what: Ints
     wait: Ints
@@ -306,8 +332,12 @@ class Events:
         first_new: int,
         start: float,
         end: float,
+        trained: Sequence[tuple[Ints, Floats]],
     ) -> Events:
-        """All events of [start, end). Transfers from index `first_new` on belong to the plan's pushes."""
+        """All events of [start, end). Transfers from index `first_new` on belong to the plan's pushes.
+
+        trained: peers that finish their local steps, and when.
+        """
         credit = np.flatnonzero((transfers.arrives >= start) & (transfers.arrives < end))
         settle = np.flatnonzero(transfers.returns & (transfers.closes < end))
         wait = np.full(len(credit), -1)
@@ -321,19 +351,22 @@ class Events:
             (changing, change_time, CHANGE, arrives, arrives, -1),
             (receiver, transfers.arrives[credit], CREDIT, sender, credit, wait),
             (giver, transfers.closes[settle], SETTLE, other, settle, -1),
+            *((of_peer, at, TRAIN, 0, 0, -1) for of_peer, at in trained),
             (plan.peer, plan.time, PUSH, 0, np.arange(len(plan.peer)), -1),
         )
         filled = [[np.broadcast_to(c, len(rows[0])) for c in rows] for rows in columns]
         peer, time, kind, other, what, wait = (np.concatenate(c) for c in zip(*filled, strict=True))
         order = np.lexsort((kind * world.peers + other, time, peer))
-        return cls(peer[order], kind[order], what[order], wait[order])
+        return cls(peer[order], time[order], kind[order], what[order], wait[order])
 
 
 class Pool:
     """Values in transit, as rows of one array; a row is reused after its last use."""
 
-    def __init__(self, coordinates: int, rows: int = 64):
-        self.values = np.empty((rows, coordinates))
+    def __init__(
+        self, coordinates: int, rows: int = 64, dtype: type[np.floating[Any]] = np.float64
+    ):
+        self.values = np.empty((rows, coordinates), dtype)
         self._uses = np.zeros(rows, np.int64)
         self._free = np.arange(rows)
 
@@ -355,7 +388,8 @@ class Pool:
     def _grow(self, missing: int) -> None:
         old = len(self.values)
         more = max(missing, old // 2)
-        self.values = np.concatenate([self.values, np.empty((more, self.values.shape[1]))])
+        empty = np.empty((more, self.values.shape[1]), self.values.dtype)
+        self.values = np.concatenate([self.values, empty])
         self._uses = np.concatenate([self._uses, np.zeros(more, np.int64)])
         self._free = np.concatenate([self._free, np.arange(old, old + more)])
 
@@ -366,12 +400,12 @@ class Rows:
     The peers of one call must all be different.
     """
 
-    def __init__(self, table: Floats, threads: int = 1):
+    def __init__(self, table: Values, threads: int = 1):
         self.table = table
-        self._block = max(1, _BLOCK_BYTES // (8 * max(table.shape[1], 1)))
+        self._block = max(1, _BLOCK_BYTES // max(table.itemsize * table.shape[1], 1))
         self._executor = ThreadPoolExecutor(threads) if threads > 1 else None
 
-    def copy(self, peer: Ints, target: Floats, rows: Ints) -> None:
+    def copy(self, peer: Ints, target: Values, rows: Ints) -> None:
         """target[rows] = table[peer]"""
 
         def work(block: slice) -> None:
@@ -379,14 +413,15 @@ class Rows:
 
         self._run_in_blocks(len(peer), work)
 
-    def mix(self, peer: Ints, source: Floats, rows: Ints, ratio: Floats) -> None:
+    def mix(self, peer: Ints, source: Values, rows: Ints, ratio: Floats) -> None:
         """table[peer] += ratio · (source[rows] − table[peer]): credit a transfer of push-sum."""
+        factor = ratio.astype(self.table.dtype)  # as `gossip.absorb` rounds it
 
         def work(block: slice) -> None:
             current = np.take(self.table, peer[block], axis=0, mode="clip")
             step = np.take(source, rows[block], axis=0, mode="clip")
             step -= current
-            step *= ratio[block, None]
+            step *= factor[block, None]
             step += current
             self.table[peer[block]] = step
 
@@ -395,7 +430,10 @@ class Rows:
     def _run_in_blocks(self, count: int, work: Callable[[slice], None]) -> None:
         """Run `work` on blocks of rows. Rows are independent, so the split does not affect the result."""
         blocks = [slice(i, min(i + self._block, count)) for i in range(0, count, self._block)]
-        if self._executor is None or count * self.table.shape[1] * 8 < _MIN_BYTES_FOR_THREADS:
+        if (
+            self._executor is None
+            or count * self.table.shape[1] * self.table.itemsize < _MIN_BYTES_FOR_THREADS
+        ):
             for block in blocks:
                 work(block)
         else:

@@ -32,6 +32,7 @@ from ...topology import build, mixing_matrix
 from ...topology import build as build_graph
 from ..arena import (
     Arena,
+    ArrayJobs,
     Conditions,
     ExactMean,
     Gossip,
@@ -679,6 +680,7 @@ def virtual() -> list[Row]:
             note=largest_note,
         ),
         learning(),
+        learning_events(),
     ]
 
 
@@ -725,6 +727,64 @@ def events_per_second(peers: int, seconds: float = 5.0) -> tuple[float, int]:
     for _ in swarm.run(seconds):
         pass
     return swarm.events / (time.perf_counter() - started), peak_memory()
+
+
+WANTED_EVENTS = 100_000
+"""Events a second of 10,000 peers that learn; through Gossipers there are about a tenth."""
+
+
+def learning_events(peers: int = LARGE_SWARM, seconds: float = 8.0, threads: int = THREADS) -> Row:
+    """Count the events a second of peers that train one batch of 10 samples before each of their pushes.
+
+    seconds: the virtual time to simulate. Through Gossipers, fewer peers are simulated.
+    """
+    workload = replace(SCALE_WORKLOADS["small"], peers=peers, batch=10, steps=1)
+    arena = Arena(workload.learners(*_windows("digits", range(peers))), threads=threads)
+    parameters = arena.stacked_values()
+    assert parameters is not None
+    jobs = ArrayJobs(
+        arena, parameters, "global", slice(0, parameters.shape[1]),
+        lambda peers, times, rounds: np.zeros(len(peers), bool), lambda test: None,
+        graph=build_graph("regular:4", peers, 0), threads=threads,
+        conditions=Conditions(
+            training=parse_distribution("exponential:1"), delay=parse_distribution("exponential:0.2")
+        ),
+    )  # fmt: skip
+    jobs.run(1.0)  # warms up
+    events, started = jobs.swarm.events, time.perf_counter()
+    jobs.run(1.0 + seconds)
+    rate = (jobs.swarm.events - events) / (time.perf_counter() - started)
+    per_peer = jobs.swarm.counters["training"] / jobs.swarm.events
+    note = (
+        f"baseline: the wanted rate; {rate * per_peer:,.0f} trainings/s, the other events are pushes and "
+        f"arrivals; through Gossipers {_events_through_gossipers():,.0f} events/s"
+    )
+    name = f"{peers:,} peers learn in virtual time, {SMALL}, a batch of 10 each"
+    return Row(name, "events/s", rate, WANTED_EVENTS, 1.0, note=note)
+
+
+def _events_through_gossipers(peers: int = 128, rounds: int = 8) -> float:
+    """Return the events a second of the same peers if each has a Gossiper."""
+    table = {
+        "peers": peers,
+        "rounds": rounds,
+        "topology": "regular:4",
+        "test_every": rounds,
+        "data": {"samples": 10, "test": 10},
+        "network": {"layout": SMALL, "activation": "sigmoid", "output": "sigmoid"},
+        "training": {"local_samples": 10, "rate": 0.1, "loss": "squared", "reduction": "sum"},
+        "models": [{"name": "global", "layout": SMALL.replace("=", "-")}],
+        "time": {"training": "exponential:1", "delay": "exponential:0.2"},
+    }
+    config = parse_config(table)
+    on_arrays, through_gossipers = (
+        LearningSimulation(config, arrays=arrays, threads=THREADS) for arrays in (True, False)
+    )
+    on_arrays.run()
+    assert on_arrays.arrays is not None
+    started = time.perf_counter()
+    through_gossipers.run()
+    return on_arrays.arrays.swarm.events / (time.perf_counter() - started)
 
 
 def learning(peers: int = 256, rounds: int = 4, repeats: int = 5) -> Row:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -243,7 +243,7 @@ class OptimizerStates:
     def __init__(
         self, learners: Sequence[SgdLearner], rule: UpdateRule, like: Tensor, shared: bool
     ):
-        self._learners, self._rule, self._shared = learners, rule, shared
+        self._learners, self._shared = learners, shared
         self._names = rule.state_names
         self.values = [torch.zeros_like(like) for _ in rule.state_names]
         parameters = len(learners[0].network.parameters) if rule.counts_steps else 0
@@ -261,17 +261,21 @@ class OptimizerStates:
             if self._shared:
                 state[name] = stacked
 
-    def rules(self) -> list[UpdateRule]:
-        """Return each optimizer's update rule with its current settings, which a scheduler may change."""
-        rules: list[UpdateRule] = []
-        for learner in self._learners:
+    def rules(self, rows: Iterable[int]) -> dict[int, UpdateRule]:
+        """Return, by row, the update rule of some optimizers with the settings that they have now.
+
+        A scheduler may have changed their rate.
+        """
+        rules: dict[int, UpdateRule] = {}
+        for row in rows:
+            learner = self._learners[row]
             rule = _rule_of(learner.optimizer)
             if rule is None or rule.state_names != self._names:
                 raise ModelError(
                     f"peer {learner.network.peer!r}: its optimizer was changed in a way that its stack does "
                     "not support: build a new Arena"
                 )
-            rules.append(rule)
+            rules[row] = rule
         return rules
 
     def count(self, rows: Sequence[int], steps: int) -> None:
@@ -418,8 +422,8 @@ class SgdGroup(StackedGroup):
 
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
         # Peers of a stack share an update rule; a scheduler may have moved some of them to another rate.
-        keys = list(zip(self._states.rules(), self._states.steps_taken, strict=True))
-        groups = _group_rows(rows, keys)
+        rules, steps_taken = self._states.rules(rows), self._states.steps_taken
+        groups = _group_rows(rows, {row: (rules[row], steps_taken[row]) for row in rows})
         self._states.count(rows, len(self._step_ends(repeats)))
         return [
             lambda rows=chunk, rule=rule, taken=taken: self._train(rows, repeats, rule, taken)
@@ -448,11 +452,11 @@ class SgdGroup(StackedGroup):
         """Train peers whose optimizers have all taken `steps_taken` steps."""
         learners = [self._learners[row] for row in rows]
         first, selected = learners[0], row_index(rows, self._device)
-        count = repeats * first.local_samples
+        count, counts = repeats * first.local_samples, self._samples[1].counts
         order, remaining = draw_orders(
             [learner.order for learner in learners],
             [learner.generator for learner in learners],
-            [len(learner.samples[1]) for learner in learners],
+            [counts[row] for row in rows],
             count,
         )
         for learner, rest_of_epoch in zip(learners, remaining, strict=True):
@@ -596,7 +600,9 @@ class LoopGroup(Group):
         return [lambda row=row: [(self.indices[row], self._learners[row].test())] for row in rows]
 
 
-def _group_rows(rows: Sequence[int], keys: Sequence[Key]) -> list[tuple[Key, list[int]]]:
+def _group_rows(
+    rows: Sequence[int], keys: Sequence[Key] | Mapping[int, Key]
+) -> list[tuple[Key, list[int]]]:
     """Group rows by `keys[row]`; groups are in the order of their first row."""
     groups: dict[Key, list[int]] = {}
     for row in rows:

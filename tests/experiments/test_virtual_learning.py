@@ -158,6 +158,59 @@ def test_training_waits_until_one_peer_ends(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(batches) < sum(swarm.rounds) / 4
 
 
+ONE_MODEL = [{"name": "global", "layout": "64-10-10"}]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"models": [{"name": "global", "layout": "64-12-10"}], "weights": "samples"},
+        {"training": {"local_samples": 35, "rate": 0.03, "optimizer": "momentum"}},
+        {"training": {"local_samples": 60, "rate": 0.03, "optimizer": "adam"}, "every": 2},
+        {"topology": "ring", "gossip": {"exchanges": 2, "fraction": 0.4}},
+    ],
+    ids=["part", "whole", "momentum", "adam", "ring"],
+)
+def test_arrays_do_what_gossipers_do_with_peers_that_learn(changed: dict[str, Any]) -> None:
+    trouble = {key: value for key, value in TROUBLE.items() if key != "churn"}
+    config = parse_config(table(time=trouble | {"timeout": 1.5}, models=ONE_MODEL) | changed)
+    tests: tuple[list[PeerTestResult], ...] = ([], [])
+    on_arrays = LearningSimulation(config, on_test=tests[0].append)
+    through_gossipers = LearningSimulation(config, arrays=False, on_test=tests[1].append)
+    for swarm in (on_arrays, through_gossipers):
+        swarm.run()
+    assert on_arrays.arrays is not None
+    counters = on_arrays.arrays.swarm.counters
+    assert min(counters[kind] for kind in ("training", "push", "arrival", "return")) > 0
+    assert on_arrays.rounds == through_gossipers.rounds
+    assert on_arrays.traffic_by_model() == through_gossipers.traffic_by_model()
+    weights = [through_gossipers.events.units(peer, "global") for peer in range(6)]
+    assert on_arrays.arrays.swarm.weights.tolist() == weights
+    for one, other in zip(*tests, strict=True):
+        assert (one.time, one.round, one.peer) == (other.time, other.round, other.peer)
+        assert one.metrics.loss == pytest.approx(other.metrics.loss, rel=1e-4)
+    for member, other in zip(on_arrays.members, through_gossipers.members, strict=True):
+        torch.testing.assert_close(member.network.flat, other.network.flat, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"models": [*ONE_MODEL, {"name": "pair", "layout": "0-1-0", "peers": [0, 1]}]},
+        {"models": [ONE_MODEL[0] | {"peers": [0, 1, 2]}]},
+        {"gossip": {"dtype": "float16"}},
+        {"gossip": {"compress": "int8"}},
+        {"time": TROUBLE},
+    ],
+    ids=["two models", "some peers", "rounded", "compressed", "churn"],
+)
+def test_peers_that_arrays_do_not_serve_have_gossipers(changed: dict[str, Any]) -> None:
+    swarm = LearningSimulation(parse_config(table(models=ONE_MODEL) | changed))
+    assert swarm.arrays is None
+    assert swarm.events.gossipers
+
+
 def test_weights_may_count_samples() -> None:
     swarm, _ = learn(weights="samples", rounds=2)
     injected = {gossiper.injected("global") for gossiper in swarm.events.gossipers.values()}
