@@ -40,6 +40,7 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
         "scale": "arena:scale",
         "shards": "arena:shards",
         "most-peers": "arena:most_peers",
+        "peers": "peers:peers",
         "matching": "models:matching",
         "networks": "models:networks",
         "auto": "models:auto",
@@ -169,11 +170,13 @@ def _number(value: float | None) -> str:
 def run_benchmarks(
     names: Sequence[str] | None,
     results: Results,
-    benchmarks: Mapping[str, Callable[[], list[Row]]] | None = None,
+    benchmarks: Mapping[str, Callable[..., list[Row]]] | None = None,
+    options: Mapping[str, Mapping[str, object]] | None = None,
 ) -> list[Row]:
     """Run the named benchmarks (all, if None), print their table and write their rows to bench.json.
 
     benchmarks: functions by name; those of this package if left out.
+    options: for some of the functions, by name, the arguments of their call.
     """
     available = BENCHMARKS if benchmarks is None else benchmarks
     selected = list(available) if names is None else list(names)
@@ -185,7 +188,8 @@ def run_benchmarks(
     rows: list[Row] = []
     for name in selected:
         console.err.print(f"benchmark {name} …")
-        rows += (_load(BENCHMARKS[name]) if benchmarks is None else benchmarks[name])()
+        function = _load(BENCHMARKS[name]) if benchmarks is None else benchmarks[name]
+        rows += function(**(options or {}).get(name, {}))
     console.table("benchmarks", HEADER, [row_texts(row) for row in rows])
     machine = {
         "processors": os.cpu_count(),
@@ -199,14 +203,21 @@ def run_benchmarks(
     return rows
 
 
-def _load(entry: str) -> Callable[[], list[Row]]:
+def _load(entry: str) -> Callable[..., list[Row]]:
     module, _, function = entry.partition(":")
     return getattr(import_module(f".{module}", __name__), function)
 
 
-def main_bench(only: list[str] | None = None) -> None:
-    """Run benchmarks, print and write their rows; a claim that does not hold is printed, not raised."""
-    run_benchmarks(only or None, Results(RESULTS_FOLDER, "bench"))
+def main_bench(
+    only: list[str] | None = None, environments: Mapping[str, Path | None] | None = None
+) -> None:
+    """Run benchmarks, print and write their rows; a claim that does not hold is printed, not raised.
+
+    environments: the Python of other simulators' environments, for the benchmark `peers`.
+    """
+    given = {name: path for name, path in (environments or {}).items() if path is not None}
+    options = {"peers": {"environments": given}}
+    run_benchmarks(only or None, Results(RESULTS_FOLDER, "bench"), options=options)
 
 
 def in_own_process(function: Callable[..., T], *arguments: object, **environment: str) -> T:

@@ -558,16 +558,23 @@ def data_command(name: str | None = None) -> None:
 
 
 @command("bench", slow=True)
-def bench_command(only: list[str] | None = None) -> None:
+def bench_command(
+    only: list[str] | None = None,
+    *,
+    pfl: Path | None = None,
+    flower: Path | None = None,
+) -> None:
     """Measure speed and memory, as ratios to baselines measured in alternation. Takes minutes.
 
     Args:
         only: The benchmarks to run; all of them if left out.
+        pfl: For the benchmark `peers`: the Python of an environment with pfl-research.
+        flower: The same, with Flower's simulation.
     """
     load_torch()
     from ..bench import main_bench
 
-    main_bench(only)
+    main_bench(only, {"pfl": pfl, "flower": flower})
 
 
 # These modules add their commands to `app` when they are imported; help lists them in this order.

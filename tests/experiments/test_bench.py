@@ -46,6 +46,7 @@ from gossamer.experiments.bench.live import (
     wait_for_trial,
 )
 from gossamer.experiments.bench.models import prepare
+from gossamer.experiments.bench.peers import own_times, peers, run_simulator
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.results import Results
 from gossamer.models import mlp
@@ -312,6 +313,39 @@ def test_a_swarm_too_large_for_the_memory_is_skipped_with_the_reason() -> None:
     (row,) = most_peers(10**9)
     assert row.measured is None
     assert row.note.startswith("skipped: needs 80 TB of free memory, there are ")
+
+
+def test_simulators_without_an_environment_are_skipped_with_the_remedy() -> None:
+    rows = peers()
+    assert len(rows) == 6
+    assert {row.measured for row in rows} == {None}
+    assert rows[0].note == (
+        "skipped: no environment given (--pfl); pfl-research: pip install 'pfl[pytorch]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("python", "reason"),
+    [
+        (
+            Path("/nowhere/python"),
+            r"/nowhere/python does not run \(No such file or directory\); give",
+        ),
+        (
+            Path(sys.executable),
+            r"pfl failed \(ModuleNotFoundError: No module named 'pfl'\); pfl-res",
+        ),
+    ],
+)
+def test_a_simulator_that_does_not_run_says_why(python: Path, reason: str) -> None:
+    with pytest.raises(RuntimeError, match=reason):
+        run_simulator("pfl", python, WORKLOAD)
+
+
+def test_an_arena_is_timed_on_one_thread() -> None:
+    wall, processor = own_times(WORKLOAD)
+    assert wall > 0 < processor
+    assert torch.get_num_threads() == 1
 
 
 def test_averaging_alone_is_measured() -> None:

@@ -1,0 +1,310 @@
+"""Other simulators of federated learning, on the works of `bench arena`: the same network, batches, steps and
+amount of data, one thread each.
+
+Every simulator has an environment of its own, whose Python runs this file as a program:
+
+    PYTHON peers.py pfl '{"layout": "64=32=10", "peers": 1024, "batch": 32, "steps": 20, …}'
+
+It prints one line of JSON: the median seconds of a round, by the clock and of the processor. So this file
+imports nothing but the standard library at its top, and nothing of this project in its programs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import Row
+    from .arena import Workload
+
+ROUNDS = 3
+"""Timed rounds of every simulator; one round before them warms up."""
+TIMEOUT = 1800
+"""Seconds after which a simulator is given up."""
+SIMULATORS: Mapping[str, str] = {
+    "pfl": "pfl-research: pip install 'pfl[pytorch]'",
+    "flower": "Flower: pip install 'flwr[simulation]' torch",
+}
+"""The other simulators, and how their environments are made."""
+WANTED = (1.5, 6.0, 50.0)
+"""How many times as fast a round is here as with the fastest of them, for each work."""
+
+
+def peers(environments: Mapping[str, Path] | None = None) -> list[Row]:
+    """Compare rounds of the arena, on one thread, with those of the simulators whose Python is given."""
+    from . import Row
+    from .arena import WORKLOADS
+
+    rows: list[Row] = []
+    for workload, wanted in zip(WORKLOADS, WANTED, strict=True):
+        times: dict[str, tuple[float, float]] = {}
+        skipped: dict[str, str] = {}
+        for name, remedy in SIMULATORS.items():
+            python = (environments or {}).get(name)
+            if python is None:
+                skipped[name] = f"skipped: no environment given (--{name}); {remedy}"
+                continue
+            try:
+                times[name] = run_simulator(name, python, workload)
+            except RuntimeError as error:
+                skipped[name] = str(error)
+        wall, cpu = own_times(workload) if times else (0.0, 0.0)
+        for name in SIMULATORS:
+            title = f"{workload.name}, against {name}"
+            if name in skipped:
+                rows.append(Row(title, "s", note=skipped[name]))
+                continue
+            # Ray's workers are processes of their own, so Flower's processor time is not known.
+            is_known = name != "flower"
+            fastest = min(times, key=lambda each: times[each][0]) == name
+            rows.append(
+                Row(
+                    title, "s of the processor" if is_known else "s", cpu if is_known else wall,
+                    times[name][1 if is_known else 0], wanted if fastest else None, speedup=True,
+                    note=f"baseline: {name}, 1 thread{', the fastest of them' * fastest}",
+                )
+            )  # fmt: skip
+    return rows
+
+
+def own_times(workload: Workload) -> tuple[float, float]:
+    """Return the median seconds of a round in the arena on one thread: by the clock, and of the processor."""
+    from ..arena import Arena
+    from .arena import torch_threads
+
+    swarm = Arena(workload.learners(workload.data()), mixing=workload.mix(), threads=1)
+    stamps = [_stamp()]
+    with torch_threads(1):
+        for _ in range(1 + ROUNDS):
+            swarm.train()
+            swarm.average()
+            stamps.append(_stamp())
+    return _medians(stamps)
+
+
+def run_simulator(name: str, python: Path, workload: Workload) -> tuple[float, float]:
+    """Run a simulator in its environment; return the median seconds of a round, clock and processor.
+
+    Raises RuntimeError, which says why, if it fails.
+    """
+    work = {
+        key: getattr(workload, key)
+        for key in ("layout", "peers", "batch", "steps", "reduction", "samples")
+    }
+    command = [str(python), str(Path(__file__).resolve()), name, json.dumps(work)]
+    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    try:
+        run = subprocess.run(
+            command, env=os.environ | one_thread, capture_output=True, text=True, timeout=TIMEOUT, check=True
+        )  # fmt: skip
+        result = json.loads(run.stdout.splitlines()[-1])
+        return result["wall"], result["cpu"]
+    except OSError as error:
+        raise RuntimeError(
+            f"skipped: {python} does not run ({error.strerror}); give the Python of an environment with "
+            f"{SIMULATORS[name]}"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(
+            f"skipped: {name} took more than {TIMEOUT} s for {ROUNDS + 1} rounds"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise RuntimeError(f"skipped: {name} failed ({reason}); {SIMULATORS[name]}") from None
+
+
+# --- programs, which run in the other environments --------------------------------------------------
+
+
+def _stamp() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _medians(stamps: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return the medians of the times between stamps but the first, by the clock and of the processor."""
+    pairs = list(pairwise(stamps[1:]))
+    wall, cpu = (median(after[k] - before[k] for before, after in pairs) for k in (0, 1))
+    return wall, cpu
+
+
+def _network(layout: str) -> Any:
+    """A perceptron with sigmoid activations, as that of the arena."""
+    from torch import nn
+
+    cells = [int(count) for count in layout.split("=")]
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(cells):
+        layers += [nn.Linear(inputs, outputs), nn.Sigmoid()]
+    return nn.Sequential(*layers)
+
+
+def _loss(outputs: Any, labels: Any, reduction: str) -> Any:
+    from torch.nn import functional as F
+
+    targets = F.one_hot(labels, outputs.shape[1])
+    losses = 0.5 * (outputs - targets).square().sum(dim=1)
+    return losses.mean() if reduction == "mean" else losses.sum()
+
+
+def _data(work: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Random samples of every peer, repeated until one pass over them has the steps of a round."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    features, *_, classes = (int(count) for count in work["layout"].split("="))
+    needed = work["batch"] * work["steps"]
+    for _ in range(work["peers"]):
+        inputs = torch.rand(work["samples"], features, generator=generator)
+        labels = torch.randint(0, classes, (work["samples"],), generator=generator)
+        times = ceil(needed / work["samples"])
+        yield inputs.repeat(times, 1)[:needed], labels.repeat(times)[:needed]
+
+
+def pfl(work: Mapping[str, Any]) -> tuple[float, float]:
+    """Federated averaging in pfl-research, all peers in every round."""
+    import torch
+    from pfl.aggregate.simulate import SimulatedBackend  # pyright: ignore[reportMissingImports]
+    from pfl.algorithm.base import NNAlgorithmParams  # pyright: ignore[reportMissingImports]
+    from pfl.algorithm.federated_averaging import (  # pyright: ignore[reportMissingImports]
+        FederatedAveraging,
+    )
+    from pfl.callback.base import TrainingProcessCallback  # pyright: ignore[reportMissingImports]
+    from pfl.data.dataset import Dataset  # pyright: ignore[reportMissingImports]
+    from pfl.data.federated_dataset import FederatedDataset  # pyright: ignore[reportMissingImports]
+    from pfl.data.sampling import get_user_sampler  # pyright: ignore[reportMissingImports]
+    from pfl.hyperparam.base import NNTrainHyperParams  # pyright: ignore[reportMissingImports]
+    from pfl.metrics import Weighted  # pyright: ignore[reportMissingImports]
+    from pfl.model.pytorch import PyTorchModel  # pyright: ignore[reportMissingImports]
+
+    torch.set_num_threads(1)
+    datasets = [Dataset(raw_data=list(samples)) for samples in _data(work)]
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = _network(work["layout"])
+
+        def loss(self, inputs: Any, labels: Any, eval: bool = False) -> Any:
+            return _loss(self.network(inputs), labels, work["reduction"])
+
+        @torch.no_grad()
+        def metrics(self, inputs: Any, labels: Any, eval: bool = True) -> dict[str, Any]:
+            return {"loss": Weighted(float(self.loss(inputs, labels)), 1)}
+
+    stamps: list[tuple[float, float]] = []
+
+    class Stamps(TrainingProcessCallback):
+        def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Any]:
+            from pfl.metrics import Metrics  # pyright: ignore[reportMissingImports]
+
+            stamps.append(_stamp())
+            return False, Metrics()
+
+    module = Model()
+    model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    sampler = get_user_sampler("minimize_reuse", list(range(work["peers"])))
+    data = FederatedDataset(lambda user: datasets[user], sampler)
+    rounds = 2 + ROUNDS
+    FederatedAveraging().run(
+        NNAlgorithmParams(
+            central_num_iterations=rounds, evaluation_frequency=10 * rounds,
+            train_cohort_size=work["peers"], val_cohort_size=0,
+        ),
+        SimulatedBackend(training_data=data, val_data=data), model,
+        NNTrainHyperParams(
+            local_num_epochs=1, local_learning_rate=0.1, local_batch_size=work["batch"]
+        ),
+        callbacks=[Stamps()],
+    )  # fmt: skip
+    return _medians(stamps)
+
+
+def flower(work: Mapping[str, Any]) -> tuple[float, float]:
+    """Federated averaging in Flower's simulation, all peers in every round, on one processor of Ray."""
+    import torch
+    from flwr.client import ClientApp, NumPyClient  # pyright: ignore[reportMissingImports]
+    from flwr.common import ndarrays_to_parameters  # pyright: ignore[reportMissingImports]
+    from flwr.server import (  # pyright: ignore[reportMissingImports]
+        ServerApp,
+        ServerAppComponents,
+        ServerConfig,
+    )
+    from flwr.server.strategy import FedAvg  # pyright: ignore[reportMissingImports]
+    from flwr.simulation import run_simulation  # pyright: ignore[reportMissingImports]
+
+    class Client(NumPyClient):
+        def __init__(self, number: int):
+            self._number = number
+
+        def fit(self, parameters: list[Any], config: Any) -> tuple[list[Any], int, dict[str, Any]]:
+            torch.set_num_threads(1)
+            inputs, labels = _samples(self._number)
+            network = _network(work["layout"])
+            with torch.no_grad():
+                for own, given in zip(network.parameters(), parameters, strict=True):
+                    own.copy_(torch.from_numpy(given))
+            optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+            for begin in range(0, len(labels), work["batch"]):
+                chosen = slice(begin, begin + work["batch"])
+                optimizer.zero_grad()
+                _loss(network(inputs[chosen]), labels[chosen], work["reduction"]).backward()
+                optimizer.step()
+            return [value.detach().numpy() for value in network.parameters()], len(labels), {}
+
+    made: list[tuple[Any, Any]] = []
+
+    def _samples(number: int) -> tuple[Any, Any]:
+        made[:] = made or list(
+            _data({**work, "peers": 16})
+        )  # few, so that making them takes no time
+        return made[number % len(made)]
+
+    stamps: list[tuple[float, float]] = []
+
+    class Strategy(FedAvg):
+        def aggregate_fit(self, *arguments: Any, **options: Any) -> Any:
+            aggregated = super().aggregate_fit(*arguments, **options)
+            stamps.append(_stamp())
+            return aggregated
+
+    start = [value.detach().numpy() for value in _network(work["layout"]).parameters()]
+    strategy = Strategy(
+        fraction_fit=1.0, fraction_evaluate=0.0, min_fit_clients=work["peers"],
+        min_available_clients=work["peers"], initial_parameters=ndarrays_to_parameters(start),
+    )  # fmt: skip
+    config = ServerConfig(num_rounds=2 + ROUNDS)
+    server = ServerApp(
+        server_fn=lambda context: ServerAppComponents(strategy=strategy, config=config)
+    )
+    client = ClientApp(
+        client_fn=lambda context: Client(int(context.node_config["partition-id"])).to_client()
+    )
+    resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 1}}
+    run_simulation(server, client, num_supernodes=work["peers"], backend_config=resources)
+    return _medians(stamps)
+
+
+PROGRAMS: Mapping[str, Callable[[Mapping[str, Any]], tuple[float, float]]] = {
+    "pfl": pfl,
+    "flower": flower,
+}
+
+
+def main(name: str, work: str) -> None:
+    """Run a simulator and print its times."""
+    wall, cpu = PROGRAMS[name](json.loads(work))
+    print(json.dumps({"wall": wall, "cpu": cpu}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
