@@ -47,6 +47,7 @@ from ...models import (
     Metrics,
     ModelError,
     Progress,
+    Scorer,
     SwarmGain,
     as_record,
     make_callbacks,
@@ -147,7 +148,7 @@ class Simulation:
         _check_memory(config, source)
         members, stores = members_in_order(Swarm(config, source))
         if config.gossip.mode == "steady":
-            graph = steady_graph(config, shared_models(members), source)
+            graph = _graph(config, members, source)
             mixing = Steady(graph, pushes_of(config), config.gossip.hostile)
             return cls(config, members, mixing, stores, _wire_of(config))
         if config.gossip.robust != "none":
@@ -935,6 +936,11 @@ def _mixing_over_wire(
 def _graph(config: Config, members: list[Member], source: str) -> nx.Graph:
     """Return which peers may push to each other: all, if the config has no topology."""
     if config.gossip.mode == "steady":
+        if not all(isinstance(member.learner, Scorer) for member in members):
+            console.warn(
+                f"{source}: learners of this kind have no method score, so values of other peers are bounded "
+                "by their distance alone, whatever their loss"
+            )
         return steady_graph(config, shared_models(members), source)
     if config.topology is None:
         return nx.complete_graph(config.peers)

@@ -127,6 +127,12 @@ def test_peers_with_few_neighbours_are_named(capsys):
     assert "gossamer topology advise --hostile 1" in said
 
 
+def test_learners_that_cannot_score_are_named_before_training(capsys):
+    Simulation.of(config(fednp={}))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no method score, so values of other peers are bounded by their distance alone" in said
+
+
 @pytest.mark.parametrize(("hostile", "needed"), [("auto", 4), (2, 5)])
 def test_bridge_adds_links_until_everybody_has_enough_neighbours(capsys, hostile, needed):
     settings = config(topology="ring", bridge=True, gossip={"hostile": hostile})

@@ -104,7 +104,7 @@ async def lived(folder, url, *hostile: type[Drifting]) -> float:
     return float(np.mean([swarm.members[index].learner.test().accuracy for index in honest]))
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_two_hostile_members_of_twelve_cost_little(mosquitto, run, tmp_path):
     clean = run(lived(tmp_path / "clean", mosquitto.url))
     attacked = run(lived(tmp_path / "attacked", mosquitto.url, Drifting, Spamming))
