@@ -159,7 +159,10 @@ def place_legend(axes: Axes, title: str = "") -> None:
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-    """Write PNG and SVG; the SVG has no date and fixed ids, so that equal figures give equal files."""
+    """Write PNG and SVG; the SVG has no date and fixed ids, so that equal figures give equal files.
+
+    The PNG has a palette, which makes it a third as large. The SVG is dark where the reader prefers that.
+    """
     # not with_suffix: the name may contain dots
     files = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
     png, svg = io.BytesIO(), io.BytesIO()
@@ -167,6 +170,24 @@ def save(figure: Figure, path: Path) -> list[Path]:
         figure.savefig(png, format="png", dpi=150)
         figure.set_layout_engine("none")  # laid out already: again would take as long as drawing
         figure.savefig(svg, format="svg", metadata={"Date": None})
-    for file, picture in zip(files, (png, svg), strict=True):
-        write_bytes(file, picture.getvalue())
+    write_bytes(files[0], with_palette(png))
+    write_bytes(files[1], svg.getvalue().replace(b"<defs>", b"<defs>" + _DARK_STYLE, 1))
     return files
+
+
+_DARK_STYLE = (
+    b"<style>@media (prefers-color-scheme: dark) "
+    b"{svg {filter: invert(0.93) hue-rotate(180deg)}}</style>"
+)
+"""Inverts lightness and keeps hues: dark grey behind light letters, and lines in their colours."""
+
+
+def with_palette(picture: io.BytesIO) -> bytes:
+    """Return a PNG with at most 256 colours, from one with any number of them."""
+    from PIL import Image
+
+    small = io.BytesIO()
+    with Image.open(picture) as image:
+        few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        few.save(small, "png", optimize=True)
+    return small.getvalue()
