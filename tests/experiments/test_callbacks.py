@@ -128,7 +128,7 @@ def test_a_callback_stops_a_run_by_returning_true(world: Any, stop: tuple[str, i
 
 
 def test_a_stopped_round_is_tested() -> None:
-    for world in (in_arena, in_virtual_time, in_comparison):
+    for world in WORLDS:
         watch = Watch(("round", 3))
         world(watch)
         assert watch.order()[-2:] == [("test", 3), ("end", 3)]
