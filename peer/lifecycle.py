@@ -228,7 +228,7 @@ class _Progress:
     accuracy: of the last test. gain: of the last test, if the peer has a lone twin.
     last_log: time of the last log line about progress. log_interval: least seconds until the next one.
     own_accuracy: of a trained network, tested before the first value was received.
-    followed: whether callbacks were told of the start.
+    followed: whether callbacks were told of the start. stopped: whether one of them has stopped the peer.
     """
 
     accuracy: float = float("nan")
@@ -238,6 +238,7 @@ class _Progress:
     own_accuracy: float | None = None
     own_accuracy_published: bool = False
     followed: bool = False
+    stopped: bool = False
 
 
 class Peer:
@@ -528,6 +529,8 @@ class Peer:
         if not progress.followed:
             progress.followed = True
             await self._tell(link, self._callbacks.start)
+            if progress.stopped:
+                return self._stop()
         if progress.own_accuracy is not None and not progress.own_accuracy_published:
             progress.own_accuracy_published = True
             await link.publish_record({"own_accuracy": progress.own_accuracy})
@@ -554,7 +557,7 @@ class Peer:
             await self._tell(link, self._callbacks.round)
         if training is None:
             pass  # the round was trained before a crash; no metrics to publish
-        elif number % self.settings.test_every == 0 or number == last:
+        elif number % self.settings.test_every == 0 or number == last or self._progress.stopped:
             accuracy, now = await self._test(link), self._machine.monotonic()
             progress = self._progress
             if number == last or now >= progress.last_log + progress.log_interval:
@@ -569,7 +572,7 @@ class Peer:
             await link.publish_record({"training_loss": training.mean_loss})
         await link.worker.run(self._keep_network, link.engine)
         if number < last:
-            return Event.AVERAGED
+            return self._stop() if self._progress.stopped else Event.AVERAGED
         if busy := {*link.roster.still_training(), *link.roster.offline_unfinished()}:
             _log.info(
                 "peer %s has trained all its rounds; it waits until these peers have, too: %s",
@@ -653,7 +656,7 @@ class Peer:
         call: Callable[[TrainingProgress], bool],
         tests: Mapping[str, Metrics] | None = None,
     ) -> None:
-        """Call the callbacks on the worker thread, and leave if one of them says so."""
+        """Call the callbacks on the worker thread, and note whether one of them stops the peer."""
         if not self._callbacks:
             return
         rounds = None if self.settings.rounds == FOREVER else self.settings.rounds
@@ -663,8 +666,12 @@ class Peer:
             stop = await link.worker.run(call, progress)
         except ModelError as error:
             raise PeerError(f"peer {self.name}: {error}") from error
-        if stop:
-            self.leave("a callback stopped it")
+        self._progress.stopped = self._progress.stopped or stop
+
+    def _stop(self) -> Event:
+        """Leave because a callback said so."""
+        self.leave("a callback stopped it")
+        return Event.ASKED_TO_LEAVE
 
     # --- leaving --------------------------------------------------------------------------------
 

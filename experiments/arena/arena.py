@@ -342,7 +342,8 @@ class Arena:
         try:
             for index in range(first, 0 if stop else rounds + 1):
                 training = self.train_and_average()
-                self.write_back()
+                if followers:
+                    self.write_back()
                 trained = self._by_name(training) if followers else {}
                 progress = Progress(index, rounds, self._learners, trained)
                 stop = followers.round(progress)
@@ -352,7 +353,7 @@ class Arena:
                 if self.twins is not None:
                     self.twins.train()
                     gains = self.twins.gains() if tested else ()
-                self.write_back()  # tests may recompute statistics of batch norm
+                self.write_back()  # after tests, which may recompute statistics of batch norm
                 if tested and followers:
                     stop = followers.test(replace(progress, tests=self._by_name(tests))) or stop
                 self._round = index

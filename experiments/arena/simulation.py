@@ -1360,9 +1360,26 @@ def summarise(out: Path, title: str) -> list[Path]:
     write_csv(out / "summary.csv", [*header, *names], rows)
     band(axes, tests.curve() if in_virtual_time else accuracies_by_round)
     x_label = "virtual time in seconds" if in_virtual_time else "round"
-    axes.set(title=title, xlabel=x_label, ylabel="accuracy")
+    after = (
+        f"{tests.last_time:g} virtual seconds" if in_virtual_time else f"{tests.last_time:g} rounds"
+    )
+    heading = f"{title}: accuracy {mean.accuracy:.3f} after {after}" if mean.peers else title
+    axes.set(xlabel=x_label, ylabel="accuracy")
+    axes.set_title("\n".join([heading, *_what_was_run(out, peers)]), fontsize=11)
     pictures = save(figure, out / "accuracy")
     return [out / "summary.csv", *pictures, *draw_metrics(out, title, x_label)]
+
+
+def _what_was_run(out: Path, peers: int) -> list[str]:
+    """Return a line about a run's peers, data, network and graph, from its config.json; none without it."""
+    try:
+        config = json.loads((out / "config.json").read_text("utf-8"))
+        data, network, graph = config["data"]["set"], config["network"], config.get("topology")
+    except (OSError, ValueError, LookupError):
+        return []
+    name = network.get("name") or network.get("entry") or network["layout"]
+    kind = graph.get("kind", "graph") if isinstance(graph, dict) else graph
+    return [f"{peers} peers, {data}, {name}{f', {kind}' if kind else ''}"]
 
 
 # --- accuracy over time -----------------------------------------------------------------------------

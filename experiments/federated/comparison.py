@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -666,144 +665,136 @@ def compare(
     return Compared(standings(records), differences(records, reference), clients, records)
 
 
-# --- the picture: over rounds, over bytes, and client by client ---------------------------------------------
+# --- the picture: a panel for each method, and all clients ----------------------------------------------
 
-# Paul Tol's muted colours, which colour-blind readers can distinguish; bounds are grey and dashed.
-COLOURS = (
-    "#332288", "#DDCC77", "#117733", "#88CCEE", "#882255", "#44AA99", "#999933", "#CC6677",
-    "#AA4499",
-)  # fmt: skip
-HIGHLIGHTED = "gossamer"
-"""The method that is drawn in black and bold."""
-DASHES = ((0, (6, 2)), (0, (2, 2)), (0, (6, 2, 1, 2)))
-"""Matplotlib's line styles of the bounds."""
-LineStyle = dict[str, Any]
-"""How a method is drawn in all panels: matplotlib's color, linestyle and linewidth."""
+PANEL_COLUMNS = 4
+"""Panels of methods side by side."""
+METHOD_COLOUR, BOUND_COLOUR, OTHERS_COLOUR = "#0072B2", "#7F7F7F", "#D0D0D0"
 
 
 def draw(
     records: Sequence[Record], path: Path, title: str, caption: str = "", planned: int | None = None
 ) -> list[Path]:
-    """Draw accuracy by round, by bytes and by client as PNG and SVG; return the files.
+    """Draw a panel by rounds for every method, and all clients after the last round, as PNG and SVG.
 
-    planned: runs of the whole comparison, as for `coverage`.
+    All methods are drawn alike; bounds are grey and dashed. planned: runs of the whole comparison, as for
+    `coverage`. Returns the files.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from ..study.figures import save
+    from ..study.figures import save, tidy
 
-    groups = by_method(records)
-    styles = _line_styles(groups)
+    groups, metric = by_method(records), records[0].get("metric", "accuracy")
+    sign = -1 if less_is_better(metric) else 1
+    order = sorted(groups, key=lambda m: (groups[m][0]["bound"], -sign * _final_value(groups[m])))
+    budget = common_budget(records)
+    at_budget = "" if not budget else f" Squares: the mean when {budget / 1e6:.3g} MB were sent."
     notes = (
-        f"{caption} Lines: mean over clients and {coverage(records, planned)}. Right: dots are clients; "
-        "a bar goes from the worst decile (diamond) to the mean (line, number). Grey, dashed: bounds, whose "
-        "bytes are not counted."
+        f"{caption} Left: mean over clients and {coverage(records, planned)}; pale: the other methods. "
+        "Right: dots are clients; a bar goes from the worst decile (diamond) to the mean (line, number)."
+        f"{at_budget} Grey, dashed: bounds, whose bytes are not counted."
     )
-    wrapped = textwrap.fill(notes, 225)
-    figure = Figure(figsize=(14, 5.0 + 0.16 * wrapped.count("\n")), layout="constrained")
+    wrapped = textwrap.fill(notes.strip(), 215)
+    columns = min(PANEL_COLUMNS, len(order))
+    rows = -(-len(order) // columns)
+    height = max(1.45 * rows, 0.33 * len(order) + 1.2) + 0.6 + 0.17 * (wrapped.count("\n") + 1)
+    figure = Figure(figsize=(14, height), layout="constrained")
     FigureCanvasAgg(figure)
-    by_round, by_bytes, by_client = figure.subplots(1, 3, width_ratios=(1, 1, 1.1))
-    by_bytes.sharey(by_round)
-    order = sorted(groups, key=lambda m: (groups[m][0]["bound"], -_final_accuracy(groups[m])))
-    for method in order:
-        runs, style = groups[method], styles[method]
-        x = [point["round"] for point in runs[0]["curve"]]
-        y = np.mean([_mean_accuracies(run) for run in runs], axis=0)
-        by_round.plot(x, y, label=method, **style)
-        if not runs[0]["bound"]:
-            megabytes = np.mean([[p["bytes"] for p in run["curve"]] for run in runs], axis=0) / 1e6
-            is_positive = megabytes > 0  # a logarithmic axis has no zero
-            by_bytes.plot(megabytes[is_positive], y[is_positive], **style)
-    by_round.set(xlabel="round", ylabel="accuracy", title="at equal rounds")
-    label_bytes(by_bytes, common_budget(records))
-    _draw_clients(by_client, groups, styles, order)
-    for axes in (by_round, by_bytes, by_client):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    # All methods start with a steep rise; the axis begins above it, where they differ.
-    low = min(_mean_accuracies(run)[len(run["curve"]) // 6] for run in records)
-    by_round.set_ylim(bottom=max(low - 0.03, 0))
-    by_round.legend(loc="lower right", ncols=2, fontsize=8, frameon=False)
-    heading = f"{title}: {len(groups)} ways to learn together"
+    halves: Any = figure.subfigures(1, 2, width_ratios=(1.5, 1))
+    left, right = halves
+    panels = left.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+    curves = {method: _mean_curve(runs) for method, runs in groups.items()}
+    for axes, method in zip(panels, order, strict=False):
+        for other in order:
+            axes.plot(*curves[other], color=OTHERS_COLOUR, linewidth=0.8, zorder=1)
+        is_bound = groups[method][0]["bound"]
+        axes.plot(
+            *curves[method], color=_colour(groups[method]), linewidth=1.8, zorder=2,
+            linestyle="--" if is_bound else "-",
+        )  # fmt: skip
+        axes.set_title(f"{method}  {_final_value(groups[method]):.3f}", fontsize=9, loc="left")
+        axes.tick_params(labelsize=8)
+        tidy(axes)
+    for axes in panels[len(order) :]:
+        axes.set_visible(False)
+    for axes in panels[max(len(order) - columns, 0) : len(order)]:  # the lowest of every column
+        axes.tick_params(labelbottom=True)
+    # All methods start with a steep change; the axis begins after it, where they differ.
+    early = [y[len(y) // 6] for _, y in curves.values()]
+    low, high = min(early), max(max(y) for _, y in curves.values())
+    if sign > 0:
+        panels[0].set_ylim(bottom=max(low - 0.03, 0))
+    else:
+        panels[0].set_ylim(top=max(early), bottom=min(0, high))
+    left.supxlabel("round", fontsize=9)
+    left.supylabel(metric, fontsize=9)
+    axes = right.subplots()
+    tidy(axes)
+    _draw_clients(axes, groups, order, metric, budget)
+    heading = (
+        f"{title}: {len(groups)} ways to learn together, {metric} by round and client by client"
+    )
     figure.suptitle(heading, fontsize=13, fontweight="bold", x=0.01, ha="left")
     figure.supxlabel(wrapped, fontsize=8, color="#444444", x=0.01, ha="left")
     return save(figure, path)
 
 
-def label_bytes(axes: Axes, limit: int | None) -> None:
-    """Label the axis of megabytes without overlaps, and mark the common budget by a vertical line."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
-
-    axes.set(xlabel="megabytes sent by all", title="at equal bytes", xscale="log")
-    low, high = axes.get_xlim()
-    decades = np.log10(high / low)
-    # Labels at 1, 2 and 5 of each decade, or only at decades if there are many; evenly spaced if the axis
-    # covers less than half a decade.
-    digits = (1, 2, 5) if decades < 3.2 else (1,)
-    axes.xaxis.set_major_locator(
-        MaxNLocator(6) if decades < 0.5 else LogLocator(subs=digits, numticks=9)
-    )
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.tick_params(labelleft=False)
-    if limit:
-        axes.axvline(limit / 1e6, color="#444444", linewidth=0.8, linestyle=":")
-        axes.annotate(
-            "all methods have sent this", (limit / 1e6, 0.02), xycoords=("data", "axes fraction"),
-            xytext=(4, 0), textcoords="offset points", fontsize=8, color="#444444",
-        )  # fmt: skip
-
-
 def _draw_clients(
-    axes: Axes, groups: dict[str, list[Record]], styles: dict[str, LineStyle], order: Sequence[str]
+    axes: Axes,
+    groups: dict[str, list[Record]],
+    order: Sequence[str],
+    metric: str,
+    budget: int | None,
 ) -> None:
-    """Draw a row per method: every client of every seed, their mean, the worst decile."""
-    # The last row is on top.
-    best_last = sorted(order, key=lambda method: _final_accuracy(groups[method]))
+    """Draw a row per method: every client of every seed, their mean, the worst decile, and equal bytes."""
+    best_last = order[::-1]  # the last row is on top
     for row, method in enumerate(best_last):
-        ends = [run["curve"][-1]["accuracy"] for run in groups[method]]
-        mean = _final_accuracy(groups[method])
-        worst = float(np.mean([worst_decile(accuracies) for accuracies in ends]))
-        colour = styles[method]["color"]
-        axes.barh(row, mean - worst, left=worst, height=0.6, color=colour, alpha=0.3, linewidth=0)
+        runs = groups[method]
+        ends, mean, colour = (
+            [values_at(r["curve"][-1]) for r in runs],
+            _final_value(runs),
+            _colour(runs),
+        )
+        worst = float(np.mean([worst_decile(values, metric) for values in ends]))
+        axes.barh(row, mean - worst, left=worst, height=0.6, color=colour, alpha=0.25, linewidth=0)
         axes.vlines(mean, row - 0.3, row + 0.3, color=colour, linewidth=2.2)
         dots = np.concatenate(ends)
-        # Dots are offset, by the same amounts every time, so that equal accuracies do not overlap.
+        # Dots are offset, by the same amounts every time, so that equal values do not overlap.
         offsets = 0.22 * np.sin(2.4 * np.arange(len(dots)))
-        axes.scatter(dots, row + offsets, s=7, color=colour, alpha=0.75, linewidths=0)
-        axes.scatter([worst], [row], s=34, marker="D", color=colour, edgecolors="white", zorder=3)
+        axes.scatter(dots, row + offsets, s=6, color=colour, alpha=0.6, linewidths=0)
+        axes.scatter([worst], [row], s=30, marker="D", color=colour, edgecolors="white", zorder=3)
+        within = [values_within(run, budget) for run in runs] if budget else []
+        if within and not runs[0]["bound"] and all(values is not None for values in within):
+            value = float(np.mean([np.mean(values) for values in within if values is not None]))
+            axes.scatter(
+                [value], [row], s=26, marker="s", facecolors="none", edgecolors="#222222", zorder=4
+            )
         axes.annotate(
             f"{mean:.3f}", (1, row), xycoords=("axes fraction", "data"), xytext=(4, 0),
             textcoords="offset points", va="center", fontsize=8.5, color="#222222",
         )  # fmt: skip
     axes.set_yticks(range(len(best_last)), best_last, fontsize=9)
-    for label, method in zip(axes.get_yticklabels(), best_last, strict=True):
-        label.set_fontweight("bold" if method == HIGHLIGHTED else "normal")
-    lowest = min(min(run["curve"][-1]["accuracy"]) for runs in groups.values() for run in runs)
-    axes.set(xlabel="accuracy after the last round", title="client by client")
-    axes.set_xlim(max(0.0, np.floor(lowest * 10) / 10 - 0.02), 1.005)
+    axes.set(xlabel=f"{metric} after the last round")
 
 
-def _line_styles(groups: dict[str, list[Record]]) -> dict[str, LineStyle]:
-    """Return the line style of every method."""
-    colours, dashes = cycle(COLOURS), cycle(DASHES)
-
-    def style(method: str, bound: bool) -> LineStyle:
-        if bound:
-            return {"color": "#777777", "linestyle": next(dashes), "linewidth": 1.3}
-        if method == HIGHLIGHTED:
-            return {"color": "#000000", "linestyle": "-", "linewidth": 2.6}
-        return {"color": next(colours), "linestyle": "-", "linewidth": 1.6}
-
-    return {method: style(method, runs[0]["bound"]) for method, runs in groups.items()}
+def _colour(runs: Sequence[Record]) -> str:
+    """Return the colour of a method: the same for all, and another for bounds."""
+    return BOUND_COLOUR if runs[0]["bound"] else METHOD_COLOUR
 
 
-def _mean_accuracies(run: Record) -> list[float]:
-    """Return the mean accuracy over clients at every point of a run's curve."""
-    return [float(np.mean(point["accuracy"])) for point in run["curve"]]
+def _mean_curve(runs: Sequence[Record]) -> tuple[list[int], list[float]]:
+    """Return the rounds of a method's curve, and the mean over clients and over the runs tested there.
+
+    A callback may have stopped some runs early: those rounds count that all of them have.
+    """
+    by_round = [
+        {point["round"]: float(np.mean(values_at(point))) for point in run["curve"]} for run in runs
+    ]
+    rounds = [number for number in by_round[0] if all(number in each for each in by_round)]
+    return rounds, [float(np.mean([each[number] for each in by_round])) for number in rounds]
 
 
-def _final_accuracy(runs: Sequence[Record]) -> float:
-    """Return the mean accuracy after the last round, over clients and runs."""
-    return float(np.mean([_mean_accuracies(run)[-1] for run in runs]))
+def _final_value(runs: Sequence[Record]) -> float:
+    """Return the mean of the metric after the last round, over clients and runs."""
+    return float(np.mean([np.mean(values_at(run["curve"][-1])) for run in runs]))

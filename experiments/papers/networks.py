@@ -403,12 +403,13 @@ def caption(settings: Sequence[Setting]) -> str:
     rates = ", ".join(f"{s.network} {s.rate:g}" for s in settings)
     return (
         f"{data}. {first.rounds} rounds of {first.local_samples} samples in batches of {first.batch}, plain "
-        f"SGD (rate: {rates}), exact averages, all peers the same weight. Means over peers and seeds, bars: "
-        "standard error over seeds (seed-to-seed variation affects all schemes alike, so compare the paired "
-        "differences of the table). Partial: that share of the cells of every hidden layer is averaged; "
+        f"SGD (rate: {rates}), exact averages, all peers the same weight. Means over peers and seeds after "
+        "the last round; small dots: after earlier ones; bars: standard error over seeds (seed-to-seed "
+        "variation affects all schemes alike, so compare the paired differences of the table). Partial: that "
+        "share of the cells of every hidden layer is averaged; "
         "outputs are private unless the scheme says '+ outputs'; weights between private and shared cells "
         "are never averaged. FedPer: all but the outputs are averaged. All peers have the same initial "
-        "values, in private cells too, except with 'per-peer init' (dotted; dashed: with a prior). "
+        "values, in private cells too, except with 'per-peer init'. "
         "Statistics of batch norm: averaged with full averaging, private with FedBN, recomputed from the "
         "peer's own samples otherwise. "
         "Prior: where class shares differ more than by chance, each peer adds the log of its own to the "
@@ -419,48 +420,47 @@ def caption(settings: Sequence[Setting]) -> str:
 def draw(
     path: Path, title: str, settings: Mapping[str, Setting], records: Sequence[Record]
 ) -> list[Path]:
-    """Draw accuracy over rounds: a row for every network, own test left, common test right."""
+    """Draw a dot for every scheme: a row of panels for every network, own test left, common test right."""
     from ..study.figures import panels, save
 
     networks = [name for name in settings if any(r["network"] == name for r in records)]
     note = caption([settings[name] for name in networks])
-    figure, grid = panels(len(networks), 2, note, 11.5, 3.6 * len(networks) + 0.3, sharex=True)
+    schemes = len({r["scheme"] for r in records})
+    height = (0.24 * schemes + 1.0) * len(networks) + 0.3
+    figure, grid = panels(len(networks), 2, note, 11.5, height)
     for row, network in zip(grid, networks, strict=True):
         of_network = [r for r in records if r["network"] == network]
         for axes, column, test in zip(row, (1, 2), ("own test", "common test"), strict=True):
-            _draw_curves(axes, of_network, column)
-            axes.set(title=f"{network}: {test}", ylabel="accuracy")
+            _draw_dots(axes, of_network, column)
+            axes.set_title(f"{network}: {test}", fontsize=10)
+        row[1].set_yticklabels([])
     for axes in grid[-1]:
-        axes.set_xlabel("rounds")
-    # The legend is that of the row with the most schemes.
-    handles, labels = max(
-        (row[0].get_legend_handles_labels() for row in grid), key=lambda legend: len(legend[0])
-    )
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
+        axes.set_xlabel("accuracy")
     figure.suptitle(title)
     return save(figure, path)
 
 
-def _base_name(scheme: str) -> str:
-    """Return the name of a scheme without the suffix of its variant."""
-    return scheme.removesuffix(PER_PEER_SUFFIX).removesuffix(PRIOR_SUFFIX)
+def _draw_dots(axes: Axes, records: Sequence[Record], column: int) -> None:
+    """Draw a row for every scheme: a dot after the last round, and small ones after earlier rounds.
 
+    column: that of `by_round` with the accuracy.
+    """
+    from ..study.figures import BLUE, GREY
 
-def _draw_curves(axes: Axes, records: Sequence[Record], column: int) -> None:
-    """Draw a curve for every scheme; `column` of `by_round` has the accuracy."""
-    from ..study.figures import COLOURS, MARKERS
-
-    style_order = list(dict.fromkeys(_base_name(scheme.name) for scheme in SCHEMES))
-    for scheme in dict.fromkeys(r["scheme"] for r in records):
+    names = list(dict.fromkeys(r["scheme"] for r in records))[::-1]  # the first one is on top
+    for row, scheme in enumerate(names):
         curves = np.array([r["by_round"] for r in records if r["scheme"] == scheme])
         values = curves[:, :, column]
-        error = values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
-        # Variants of a scheme have its colour: dotted with per-peer init, dashed with a prior.
-        style = style_order.index(_base_name(scheme))
-        line = ":" if PER_PEER_SUFFIX in scheme else "--" if PRIOR_SUFFIX in scheme else "-"
+        means = values.mean(0)
+        error = values[:, -1].std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
+        axes.plot(means, [row] * len(means), color=GREY, linewidth=0.8, alpha=0.5, zorder=1)
+        axes.scatter(means[:-1], [row] * (len(means) - 1), s=9, color=GREY, zorder=2)
         axes.errorbar(
-            curves[0, :, 0], values.mean(0), yerr=error, label=scheme, capsize=2, linewidth=1.5,
-            markersize=5, color=COLOURS[style], marker=MARKERS[style],
-            linestyle=line,
+            [means[-1]], [row], xerr=error, fmt="o", color=BLUE, markersize=6, capsize=2.5, zorder=3
+        )
+        axes.annotate(
+            f"{means[-1]:.3f}", (means[-1], row), xytext=(0, 6), textcoords="offset points",
+            ha="center", fontsize=7, color="#222222",
         )  # fmt: skip
-    axes.set_xticks([index for index, *_ in records[0]["by_round"]])
+    axes.set_yticks(range(len(names)), names, fontsize=9)
+    axes.set_ylim(-0.6, len(names) - 0.2)

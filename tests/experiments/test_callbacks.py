@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import sys
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -126,7 +128,7 @@ def test_a_callback_stops_a_run_by_returning_true(world: Any, stop: tuple[str, i
 
 
 def test_a_stopped_round_is_tested() -> None:
-    for world in (in_arena, in_virtual_time, in_comparison):
+    for world in WORLDS:
         watch = Watch(("round", 3))
         world(watch)
         assert watch.order()[-2:] == [("test", 3), ("end", 3)]
@@ -311,3 +313,38 @@ def test_tensorboard_files_have_the_means(tmp_path: Path) -> None:
     assert [event.value for event in events.Scalars("test/accuracy")] == pytest.approx(
         [told.value("accuracy") for told in watch.told("test")]
     )
+
+
+class Recorder(ModuleType):
+    """Stands for mlflow and wandb: notes the names of what is called, and the steps that are logged."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.called: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Recorder:
+            self.called.append((name, options["step"]) if "step" in options else name)
+            return self
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("module", "callback", "expected"),
+    [
+        ("mlflow", "MLflow", ["start_run", *(("log_metrics", n) for n in (2, 4, 6)), "end_run"]),
+        ("wandb", "WeightsAndBiases", ["init", *(("log", n) for n in (2, 4, 6)), "finish"]),
+    ],
+)
+def test_the_documented_callbacks_log_every_test(
+    module: str, callback: str, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "callbacks.md"
+    block = page.read_text("utf-8").rpartition("```python\n")[2].partition("```")[0]
+    space: dict[str, Any] = {"Callback": Callback}
+    exec(block, space)
+    recorder = Recorder(module)
+    monkeypatch.setitem(sys.modules, module, recorder)
+    in_arena(space[callback]())
+    assert recorder.called == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ import torch
 from cli_kit import runner
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from gossamer.experiments import compare
 from gossamer.experiments.config.tables import ConfigError
@@ -29,7 +27,7 @@ from gossamer.experiments.federated.comparison import (
     clients_of,
     common_budget,
     differences,
-    label_bytes,
+    draw,
     load_comparison,
     parse_comparison,
     run,
@@ -495,23 +493,21 @@ def test_one_seed_has_no_deviation():
     assert [table(some)["summary"]["± sd"][0] for some in (runs[:1], runs)] == ["", "0.035"]
 
 
-@pytest.mark.parametrize("ends", [(1.0, 1.2), (0.15, 8.0), (0.3, 70.0), (0.001, 20_000.0)])
-def test_labels_of_bytes_have_room(ends: tuple[float, float]) -> None:
-    figure = Figure(figsize=(14, 5), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    _, axes, _ = figure.subplots(1, 3)
-    axes.plot(ends, (0.1, 0.9))
-    label_bytes(axes, None)
-    canvas.draw()
-    shown = axes.get_window_extent()
-    boxes = [
-        label.get_window_extent()
-        for label in [*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)]
-        if label.get_text()
+def test_the_picture_has_a_panel_for_each_method_all_drawn_alike(tmp_path):
+    methods = [("gossamer", False), ("fedavg", False), ("local", True)]
+    records = [
+        _record(name, 0, [(0, [0.1]), (10 + place, [0.4 + place / 10]), (20, [0.6])], bound)
+        for place, (name, bound) in enumerate(methods)
     ]
-    inside = sorted((box.x0, box.x1) for box in boxes if shown.x0 <= box.x0 and box.x1 <= shown.x1)
-    assert len(inside) >= 3
-    assert all(right < left for (_, right), (left, _) in pairwise(inside))
+    png, svg = draw(records, tmp_path / "picture", "tiny")
+    words = re.findall(r"<!-- (.*?) -->", svg.read_text())
+    assert {"gossamer  0.600", "fedavg  0.600", "local  0.600"} <= set(words)
+    # No method is thicker than another: one width for the lines of methods, another for pale ones.
+    widths = re.findall(
+        r"stroke: #0072b2; stroke-width: ([0-9.]+); stroke-linecap: square", svg.read_text()
+    )
+    assert len(set(widths)) == 1
+    assert png.stat().st_size < 200_000
 
 
 # --- the command ----------------------------------------------------------------------------------
