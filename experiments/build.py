@@ -26,6 +26,7 @@ from ..models import (
     AssociativeNetwork,
     Layout,
     Learner,
+    LoaderLearner,
     ModelError,
     ModelGraph,
     OptimizerFactory,
@@ -34,6 +35,7 @@ from ..models import (
     SlicedNetwork,
     SliceSpec,
     Start,
+    epoch_length,
     find_callbacks,
     find_device,
     find_loss,
@@ -49,6 +51,7 @@ from ..models import (
 from ..peer import MatchedStore, Matching, blocks, load_trained, schema_entries
 from .config.tables import (
     Config,
+    Data,
     Model,
     PeerSelection,
     TaskEntry,
@@ -57,7 +60,7 @@ from .config.tables import (
     needs_matching,
     parse_config,
 )
-from .data import DataError, Dataset, Samples, Task, load, partition
+from .data import DataError, Dataset, PeerDatasets, Samples, Task, load_or_stream, partition
 from .errors import ConfigError
 from .networks import NamedNetwork, find_function
 from .results import write_json
@@ -105,7 +108,7 @@ class Swarm:
         self,
         config: Config,
         source: str = "config",
-        load_data: Callable[..., Dataset] = load,
+        load_data: Callable[..., Dataset | PeerDatasets] = load_or_stream,
         only: Sequence[int] | None = None,
     ):
         self.config, self.source = config, source
@@ -131,10 +134,15 @@ class Swarm:
                 "use both or neither",
             )
         self._named_network: NamedNetwork | None = None
+        self._streams: PeerDatasets | None = None
         if not self._sparse:
             with self._error_context("data.set"):
                 name = config.data.set
-                self.dataset = load_data(name, seed=config.seed, folder=Path(source).parent)
+                loaded = load_data(name, seed=config.seed, folder=Path(source).parent)
+                self._streams = loaded if isinstance(loaded, PeerDatasets) else None
+                self.dataset = loaded.example() if isinstance(loaded, PeerDatasets) else loaded
+            if self._streams is not None:
+                self._refuse_with_streams()
             if network_name := config.network.name_or_entry:
                 with self._error_context(self._network_key()):
                     folder = Path(source).parent
@@ -149,7 +157,8 @@ class Swarm:
                     [find_function(n, folder) if ":" in n else n for n in config.training.metrics]
                 )
             with self._error_context("data"):
-                self._train, self._test = split_data(config, self.dataset, self._peers)
+                if self._streams is None:
+                    self._train, self._test = split_data(config, self.dataset, self._peers)
             self._test_tensors: dict[tuple[int, Task], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def members(self) -> list[Member]:
@@ -269,28 +278,28 @@ class Swarm:
         if file := trained_file(config, self.source, index):
             with self._error_context("network.trained", f"peer {index}: "):
                 load_trained(network, file)
-        train, test, epochs = self._train[index], self._test[index], training.epochs
-        samples = training.local_samples if epochs is None else epochs * len(train)
         with self._error_context("training.optimizer"):
             optimizer = _optimizer(training)
         with self._error_context("training.scheduler"):
             scheduler = None if training.scheduler is None else find_scheduler(training.scheduler)
         with self._error_context("training.loss"):
             loss = find_loss(training.loss)
+        options: dict[str, Any] = {
+            "batch": training.batch, "reduction": training.reduction, "rate": training.rate,
+            "optimizer": optimizer, "scheduler": scheduler, "loss": loss, "metrics": self._metrics,
+            "seed": int(seeded_rng(config.seed, "order", index).integers(2**31)),
+        }  # fmt: skip
+        if self._streams is not None:
+            return self._stream_member(index, network, task, options)
+        train, test, epochs = self._train[index], self._test[index], training.epochs
+        samples = training.local_samples if epochs is None else epochs * len(train)
         with self._error_context(self._network_key()):
             learner = SgdLearner(
                 network,
                 (self._inputs(train), task.apply(train.y)),
                 self._test_data(test, task),
                 local_samples=samples,
-                batch=training.batch,
-                reduction=training.reduction,
-                rate=training.rate,
-                optimizer=optimizer,
-                scheduler=scheduler,
-                loss=loss,
-                metrics=self._metrics,
-                seed=int(seeded_rng(config.seed, "order", index).integers(2**31)),
+                **options,
             )
         with self._error_context("training.prior"):
             learner.log_prior = self._log_prior(index)
@@ -298,6 +307,43 @@ class Swarm:
         if config.fednp is not None:
             wrapped = self._fednp_learner(learner, index, len(train))
         return Member(str(index), self.task_name(index), len(train), wrapped)
+
+    def _stream_member(
+        self, index: int, network: SlicedNetwork, task: Task, options: dict[str, Any]
+    ) -> Member:
+        """Return a peer whose samples are read while it trains."""
+        assert self._streams is not None
+        training, named = self.config.training, self._named_network
+
+        def prepare(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x.flatten(1) if named is None else named.order(x), task.apply(y)
+
+        with self._error_context("data.set", f"peer {index}: "):
+            train, test = self._streams.train(index), self._streams.test(index)
+            count, local = epoch_length(train), training.local_samples
+            for key, needs_count in (
+                ("training.epochs", training.epochs is not None),
+                ("weights", self.config.weights == "samples"),
+            ):
+                if needs_count and count is None:
+                    raise self._error(key, f"the data of peer {index} have no length; leave it out")
+            if training.epochs is not None:
+                local = training.epochs * (count or 0)
+            learner = LoaderLearner(
+                network, train, test, local_samples=local, prepare=prepare, **options
+            )
+        wrapped = ProximalLearner(learner, training.proximal) if training.proximal else learner
+        return Member(str(index), self.task_name(index), count or local, wrapped)
+
+    def _refuse_with_streams(self) -> None:
+        """Raise if a key needs all samples of a peer, which are not in memory."""
+        config = self.config
+        data = (("data", key, config.data) for key in Data.model_fields if key != "set")
+        other = (("training", "prior", config.training), ("", "fednp", config))
+        for name, key, table in (*data, *other, ("", "gain", config), ("", "sharing", config)):
+            if getattr(table, key) != type(table).model_fields[key].default:
+                text = "needs samples in memory, and data.set gives data that is read while peers train"
+                raise self._error(f"{name}.{key}".lstrip("."), f"{text}; leave it out")
 
     def _log_prior(self, index: int) -> torch.Tensor | None:
         """Return what one peer adds to its outputs; only "auto" looks at the labels of other peers."""

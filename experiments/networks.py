@@ -117,7 +117,11 @@ class NamedNetwork:
 
     def inputs(self, samples: Samples) -> Tensor:
         """Return the network's inputs: samples in their own shape, except that `cnn1d` needs time last."""
-        return order_dimensions(self._name, samples.x)
+        return self.order(samples.x)
+
+    def order(self, x: Tensor) -> Tensor:
+        """Return inputs as the network expects them: see `order_dimensions`."""
+        return order_dimensions(self._name, x)
 
 
 def order_dimensions(name: str, x: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from .learner import SCORED_SAMPLES as SCORED_SAMPLES
 from .learner import GradientTerm as GradientTerm
 from .learner import IsCorrect as IsCorrect
 from .learner import Learner as Learner
+from .learner import LoaderLearner as LoaderLearner
 from .learner import Loss as Loss
 from .learner import NewSamples as NewSamples
 from .learner import PeerCountAware as PeerCountAware
@@ -35,7 +36,9 @@ from .learner import SgdLearner as SgdLearner
 from .learner import WeightAware as WeightAware
 from .learner import adding_to_gradient as adding_to_gradient
 from .learner import cross_entropy as cross_entropy
+from .learner import epoch_length as epoch_length
 from .learner import find_loss as find_loss
+from .learner import first_samples as first_samples
 from .learner import predicted_classes as predicted_classes
 from .learner import predicted_scores as predicted_scores
 from .learner import squared_error as squared_error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from gossamer.errors import hint
 
@@ -292,6 +294,12 @@ class SgdLearner:
             raise ModelError(
                 f"rate {rate!r}: give a number of at least 0 (0 learns nothing), as in 0.1"
             )
+        for given in (train, test):
+            if not isinstance(given, tuple | list):
+                raise ModelError(
+                    f"peer {network.peer!r}: give samples as a pair of tensors, inputs and labels, not a "
+                    f"{type(given).__name__}; LoaderLearner takes a Dataset or DataLoader of torch"
+                )
         if len(train[0]) != len(train[1]):
             raise ModelError(
                 f"peer {network.peer!r}: {len(train[0])} training inputs with {len(train[1])} labels; "
@@ -415,8 +423,7 @@ class SgdLearner:
         while remaining:
             # A batch never spans two learner steps, because peers average between them.
             remaining_in_step = (remaining - 1) % self.local_samples + 1
-            drawn = self.draw(min(self.batch, remaining_in_step))
-            inputs, labels = self.samples[0][drawn], self.samples[1][drawn]
+            inputs, labels = self._next_batch(min(self.batch, remaining_in_step))
             outputs = self.add_prior(self.network.module(inputs))
             losses = self.loss(outputs, labels)
             self.optimizer.zero_grad(set_to_none=True)
@@ -429,6 +436,17 @@ class SgdLearner:
         self.advance_schedule(metrics)
         return metrics
 
+    def _next_batch(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return inputs and labels of the next training samples, at most `count`, and advance past them."""
+        drawn = self.draw(count)
+        return self.samples[0][drawn], self.samples[1][drawn]
+
+    def _held_out_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield inputs and labels of all held-out samples, 1000 at a time."""
+        inputs, labels = self.held_out
+        for first in range(0, len(labels), 1000):
+            yield inputs[first : first + 1000], labels[first : first + 1000]
+
     def advance_schedule(self, metrics: Metrics, *, stacked: bool = False) -> None:
         """Let the scheduler set the rate of the next round; metrics: of the samples just trained on.
 
@@ -436,9 +454,8 @@ class SgdLearner:
         """
         if self.scheduler is None:
             return
-        if (
-            stacked
-        ):  # a step without gradients, which changes nothing: a scheduler warns if there was none
+        if stacked:
+            # A step without gradients, which changes nothing: a scheduler warns if there was none.
             self.optimizer.zero_grad(set_to_none=True)
             self.optimizer.step()
         if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -452,13 +469,14 @@ class SgdLearner:
         With `buffers="recompute"`, batch norm statistics are first recomputed from the training samples,
         because averaging has changed the weights since.
         """
-        total, outputs = Metrics(), list[Tensor]()
-        for losses, correct, of_batch in self._test_batches():
+        total, kept = Metrics(), list[tuple[Tensor, Tensor]]()
+        for losses, correct, outputs, labels in self._test_batches():
             total += Metrics(float(losses.sum()), float(correct.sum()), len(losses))
-            outputs += [of_batch] if self.metrics else []
-        if not outputs:
+            kept += [(outputs, labels)] if self.metrics else []
+        if not kept:
             return total
-        return replace(total, named=self.measure(torch.cat(outputs), self.held_out[1]))
+        all_outputs, all_labels = (torch.cat(each) for each in zip(*kept, strict=True))
+        return replace(total, named=self.measure(all_outputs, all_labels))
 
     def measure(self, outputs: Tensor, labels: Tensor) -> dict[str, tuple[float, float]]:
         """Return the named metrics of all test samples; outputs: with the log-prior."""
@@ -496,21 +514,19 @@ class SgdLearner:
         batches = list(self._test_batches())
         if not batches:
             return self.network.flat.new_empty(0), self.network.flat.new_empty(0)
-        losses, correct, _ = zip(*batches, strict=True)
+        losses, correct, *_ = zip(*batches, strict=True)
         return torch.cat(losses), torch.cat(correct).to(losses[0].dtype)
 
-    def _test_batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield losses, whether samples are correct, and outputs of held-out samples, 1000 at a time."""
-        inputs, labels = self.held_out
-        if self.network.buffers == "recompute" and len(labels) and len(self.samples[1]):
+    def _test_batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Yield losses, whether samples are correct, outputs and labels of held-out samples, in batches."""
+        if self.network.buffers == "recompute" and len(self.held_out[1]) and len(self.samples[1]):
             self.network.recompute(self.samples[0])
         self.network.module.eval()
-        for first in range(0, len(labels), 1000):
-            targets = labels[first : first + 1000]
+        for inputs, labels in self._held_out_batches():
             with torch.no_grad():
-                outputs = self.add_prior(self.network.module(inputs[first : first + 1000]))
-                losses, correct = self.loss(outputs, targets), self._are_correct(outputs, targets)
-            yield losses, correct, outputs
+                outputs = self.add_prior(self.network.module(inputs))
+                losses, correct = self.loss(outputs, labels), self._are_correct(outputs, labels)
+            yield losses, correct, outputs, labels
 
     def state(self) -> dict[str, Any]:
         """Return the optimizer's state, the order of the samples left in this epoch, and the random state.
@@ -545,12 +561,17 @@ class SgdLearner:
         if self.scheduler is not None and "scheduler" in state:
             self.scheduler.load_state_dict(state["scheduler"])
         self.order = state["order"].clone()
-        if len(self.order) and int(self.order.max()) >= len(self.samples[1]):
+        if len(self.order) and int(self.order.max()) >= self.sample_count:
             self.order = self.order[:0]  # samples added while it ran are not restored
         self.generator.set_state(state["generator"])
         for name, value in self.network.own_buffers().items():
             if name in state.get("buffers", {}):
                 value.copy_(state["buffers"][name])
+
+    @property
+    def sample_count(self) -> int:
+        """How many training samples an epoch has."""
+        return len(self.samples[1])
 
     def draw(self, count: int) -> Tensor:
         """Return the indices of the next `count` samples, and advance past them.
@@ -559,7 +580,7 @@ class SgdLearner:
         """
         order = self.order
         if len(order) < count:
-            samples = len(self.samples[1])
+            samples = self.sample_count
             new_epochs = ceil((count - len(order)) / samples)
             epochs = (torch.randperm(samples, generator=self.generator) for _ in range(new_epochs))
             order = torch.cat([order, *epochs])
@@ -575,6 +596,223 @@ class SgdLearner:
         if outputs.shape[1] == 1:
             return (outputs[:, 0] > self.threshold) == (labels > 0)
         return outputs.argmax(dim=1) == labels
+
+
+# --- samples that need not fit into memory --------------------------------------------------------
+
+Source = Dataset[Any] | DataLoader[Any]
+"""Where samples come from: a torch Dataset, map-style or iterable, or a DataLoader."""
+Prepare = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""A function of the inputs and labels of a batch that returns both as the network needs them."""
+
+_TEST_BATCH = 256
+"""Test samples that a LoaderLearner reads at once, unless its loader has batches of its own."""
+_loading = threading.Lock()
+"""Held while a loader is read: its random numbers are torch's own, which all threads share."""
+
+
+def epoch_length(source: Source) -> int | None:
+    """Return how many samples an epoch of a data source has; None if it does not say."""
+    dataset = source.dataset if isinstance(source, DataLoader) else source
+    try:
+        return len(cast("Any", dataset))
+    except TypeError:
+        return None
+
+
+def first_samples(source: Source, count: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels of some samples of a data source, for looks at their shape."""
+    if isinstance(source, DataLoader | IterableDataset):
+        loader = source if isinstance(source, DataLoader) else DataLoader(source, count)
+        with _loading, torch.random.fork_rng([]):
+            batch = next(iter(loader), None)
+        if batch is None:
+            raise ModelError("the data source has no samples; give it some")
+        return _as_pair(batch)
+    size = epoch_length(source)
+    if size is None or not hasattr(source, "__getitem__"):
+        raise ModelError(
+            f"a {type(source).__name__} is no data source: give a torch Dataset with __getitem__ and "
+            "__len__, an IterableDataset, or a DataLoader"
+        )
+    if not size:
+        raise ModelError("the data source has no samples; give it some")
+    count = min(count, size)
+    return _read_items(source, [k * size // count for k in range(count)])
+
+
+def _read_items(source: Any, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the samples of a map-style Dataset at some indices as one batch."""
+    items = [source[index] for index in indices]
+    try:
+        return _as_pair(default_collate(items))
+    except (TypeError, RuntimeError) as error:
+        raise ModelError(
+            f"samples of {type(source).__name__} cannot be put into one batch: "
+            f"{' '.join(str(error).split())}; let it return tensors of one shape, or give a DataLoader "
+            "with a collate_fn"
+        ) from None
+
+
+def _as_pair(batch: Any) -> tuple[Tensor, Tensor]:
+    """Return a batch as inputs and labels; ModelError if it is something else."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        inputs, labels = batch
+        if isinstance(inputs, Tensor) and isinstance(labels, Tensor):
+            return inputs, labels
+    raise ModelError(
+        f"a batch must be a pair of tensors, inputs and labels, not a {type(batch).__name__}; give a "
+        "DataLoader with a collate_fn that makes one"
+    )
+
+
+class _EpochReader:
+    """Reads the batches of a loader in one epoch, with random numbers of its own.
+
+    random: torch's random state, with which the loader goes on. taken: how many batches were read.
+    """
+
+    def __init__(self, loader: DataLoader[Any], random: Tensor):
+        self.begin = self.random = random
+        self.taken = 0
+        self._loader, self._batches = loader, None
+
+    def read(self) -> tuple[Tensor, Tensor] | None:
+        """Return the next batch; None at the end."""
+        with _loading, torch.random.fork_rng([]):
+            torch.set_rng_state(self.random)
+            if self._batches is None:
+                self._batches = iter(self._loader)
+            batch = next(self._batches, None)
+            self.random = torch.get_rng_state()
+        if batch is None:
+            return None
+        self.taken += 1
+        return _as_pair(batch)
+
+
+class LoaderLearner(SgdLearner):
+    """Trains on a torch Dataset or DataLoader, of which only the current batch is in memory.
+
+    train
+        A map-style Dataset of (input, label) pairs: its samples are drawn as SgdLearner draws those of
+        tensors, so both learn the same. Or an IterableDataset or DataLoader, read in its own order and with
+        its own batches; when it ends, a new epoch begins. Without shuffling by the loader, its order is the
+        data's.
+    test
+        A Dataset or DataLoader, read anew at every test; or tensors, as for SgdLearner.
+    batch
+        Samples per gradient step; a DataLoader's own batch size takes precedence.
+    prepare
+        A function that is applied to inputs and labels of every batch, such as
+        `lambda x, y: (x.flatten(1), y)`. Numbers are then converted to the network's dtype and device.
+    seed
+        Seeds the order of samples, and the random numbers of a loader.
+    options
+        The other arguments of SgdLearner.
+
+    In an arena such learners train one by one. After a restart, training goes on at the same batch; what a
+    loader had delivered in that epoch is read again for that. `score` and `buffers="recompute"` use the first
+    batch, or 64 samples, because these are all that is kept.
+    """
+
+    def __init__(
+        self,
+        network: SlicedNetwork,
+        train: Source,
+        test: Source | tuple[Tensor, Tensor],
+        *,
+        batch: int = 10,
+        prepare: Prepare | None = None,
+        seed: int = 0,
+        **options: Any,
+    ):
+        self.network, self._prepare = network, prepare
+        self._source, self._reader = train, None
+        self._used = 0  # samples of the current batch
+        self._tested = None if isinstance(test, tuple) else test
+        if isinstance(train, DataLoader | IterableDataset):
+            self._loader = train if isinstance(train, DataLoader) else DataLoader(train, batch)
+            batch = self._loader.batch_size or batch
+            random = torch.Generator().manual_seed(seed).get_state()
+            self._reader = _EpochReader(self._loader, random)
+            self._current = self._fetch(self._reader)
+        else:
+            self._current = self._ready(first_samples(train, SCORED_SAMPLES))
+        held_out = test if isinstance(test, tuple) else self._ready(first_samples(test, 2))
+        super().__init__(network, self._current, held_out, batch=batch, seed=seed, **options)
+
+    @property
+    def sample_count(self) -> int:
+        """How many training samples an epoch has; 0 if the source does not say."""
+        return epoch_length(self._source) or 0
+
+    def add_samples(self, inputs: Tensor, labels: Tensor) -> None:
+        """Raise ModelError: new samples come from the source."""
+        raise ModelError(
+            f"peer {self.network.peer!r}: a LoaderLearner reads its samples from its "
+            f"{type(self._source).__name__}; let that deliver new ones, or use SgdLearner"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return what SgdLearner returns, and the position in the loader."""
+        state = super().state()
+        if self._reader is not None:
+            begin, taken = self._reader.begin.clone(), self._reader.taken
+            state["loader"] = {"epoch": begin, "taken": taken, "used": self._used}
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned; a loader is read up to the batch at which it was."""
+        super().restore(state)
+        if self._reader is not None and "loader" in state:
+            position = state["loader"]
+            self._reader = _EpochReader(self._loader, position["epoch"].clone())
+            for _ in range(int(position["taken"])):
+                self._current = self._fetch(self._reader)
+            self._used = int(position["used"])
+
+    def _next_batch(self, count: int) -> tuple[Tensor, Tensor]:
+        if self._reader is None:
+            return self._ready(_read_items(self._source, self.draw(count).tolist()))
+        if self._used >= len(self._current[1]):
+            self._current, self._used = self._fetch(self._reader), 0
+        begin, end = self._used, min(self._used + count, len(self._current[1]))
+        self._used = end
+        return self._current[0][begin:end], self._current[1][begin:end]
+
+    def _held_out_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        if self._tested is None:
+            yield from super()._held_out_batches()
+            return
+        loader = self._tested
+        if not isinstance(loader, DataLoader):
+            loader = DataLoader(loader, _TEST_BATCH)
+        # The same random numbers for every test.
+        reader = _EpochReader(loader, torch.Generator().manual_seed(0).get_state())
+        while (batch := reader.read()) is not None:
+            yield self._ready(batch)
+
+    def _fetch(self, reader: _EpochReader) -> tuple[Tensor, Tensor]:
+        """Return the next batch of the loader; at its end, begin a new epoch."""
+        batch = reader.read()
+        if batch is None:
+            self._reader = _EpochReader(self._loader, reader.random)
+            batch = self._reader.read()
+        if batch is None:
+            raise ModelError(
+                f"peer {self.network.peer!r}: its loader has no samples in an epoch; a source that can be "
+                "read only once must be made anew by its __iter__"
+            )
+        return self._ready(batch)
+
+    def _ready(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return a batch as the network needs it: prepared, in its dtype, and on its device."""
+        inputs, labels = self._prepare(*batch) if self._prepare else batch
+        flat = self.network.flat
+        inputs = inputs.to(flat) if inputs.is_floating_point() else inputs.to(flat.device)
+        is_float = labels.is_floating_point()
+        return inputs, labels.to(flat.device, flat.dtype if is_float else torch.int64)
 
 
 def predicted_classes(learner: object, outputs: Tensor) -> Tensor:

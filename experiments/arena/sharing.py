@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 class AutoSharing:
     """Starts with every cell shared by all peers, and changes that where held-out loss falls.
 
-    Parts that are not trained (parameters with `requires_grad=False`) stay shared.
+    Parts that are not trained stay shared. Parameters that were frozen before the network was wrapped are in
+    no part, and stay as they are.
 
         arena = Arena(learners, sharing=AutoSharing())
         for round in arena.run(30): ...

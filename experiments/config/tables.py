@@ -125,8 +125,10 @@ class Data(SettingsTable):
 
     set: str = "digits"
     """A data set's name (`gossamer data` lists them), or `sparse` for the paper's binary vectors; or a
-    function of your own, `my_module:make_data`, that returns a `gossamer.experiments.data.Dataset`. The
-    module's file is in the folder of this config; the function gets `seed` if it has such an argument."""
+    function of your own, `my_module:make_data`, that returns a `gossamer.experiments.data.Dataset`, or
+    `PeerDatasets` with a torch Dataset or DataLoader for each peer, for data that do not fit into memory;
+    the other keys of this table have no effect on these. The module's file is in the folder of this config;
+    the function gets `seed` if it has such an argument."""
     partition: Literal["successive", "iid", "dirichlet", "shards", "natural"] = "successive"
     """How samples are split among the peers. successive: in the order of the data set, so that the split is
     the same for every seed. iid: at random. dirichlet: each peer has some classes more often than others, by

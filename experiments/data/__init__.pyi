@@ -1,5 +1,6 @@
 from . import partition as partition
 from .dataset import Dataset as Dataset
+from .dataset import PeerDatasets as PeerDatasets
 from .dataset import Samples as Samples
 from .dataset import Task as Task
 from .dataset import from_torch as from_torch
@@ -9,4 +10,5 @@ from .dataset import standardise as standardise
 from .sources import DataError as DataError
 from .sources import load as load
 from .sources import load_once as load_once
+from .sources import load_or_stream as load_or_stream
 from .sources import names as names

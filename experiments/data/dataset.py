@@ -6,7 +6,7 @@ Multi-Task Learning for Neural Networks (2021).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any, TypeVar
@@ -113,6 +113,33 @@ class Dataset:
     def checksum(self) -> str:
         """Return a text that differs if training samples do, to find machines with other data."""
         return f"{len(self.train)} samples, sum {float(self.train.x.sum(dtype=torch.float64)):.9g}"
+
+
+@dataclass(frozen=True, eq=False)
+class PeerDatasets:
+    """A data set that is read while peers train: for each peer a torch Dataset or DataLoader of its own.
+
+    A user's function in a config returns it for data that do not fit into memory. Only batches are read.
+
+    train, test: functions of a peer's number, from 0, that return its source of (input, label) pairs: inputs
+        are float tensors of one shape, labels 0 … classes − 1.
+    """
+
+    name: str
+    train: Callable[[int], Any]
+    test: Callable[[int], Any]
+    classes: int
+    note: str = ""
+
+    def example(self) -> Dataset:
+        """Return a data set of a few samples of the first peer, which have the shape of all."""
+        from ...models import ModelError, first_samples
+
+        try:
+            x, y = first_samples(self.train(0), 2)
+        except ModelError as error:
+            raise DataError(f"{self.name}: {error}") from None
+        return Dataset(self.name, Samples(x[:2].float(), y[:2].long()), None, self.classes)
 
 
 def samples(x: ArrayLike, y: ArrayLike, group: ArrayLike | None = None) -> Samples:

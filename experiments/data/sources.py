@@ -30,7 +30,7 @@ from gossamer.entry import EntryError, call_entry, import_from, load_entry
 from gossamer.errors import GossamerError, hint
 
 if TYPE_CHECKING:
-    from .dataset import Dataset
+    from .dataset import Dataset, PeerDatasets
 
 _LOADERS = {
     "digits": ("", "handwriting:digits"),
@@ -73,6 +73,21 @@ def load(
     A user's function returns a Dataset, and may have a parameter `seed`; its module is searched in `folder`
     and in the working directory.
     """
+    from .dataset import Dataset  # imports torch, which listing names does not need
+
+    found = load_or_stream(name, root, seed=seed, folder=folder)
+    if not isinstance(found, Dataset):
+        raise DataError(
+            f"{name} returned PeerDatasets, which are read while peers train: only simulate, swarm and join "
+            "can use them; return a Dataset here"
+        )
+    return found
+
+
+def load_or_stream(
+    name: str, root: str | Path | None = None, *, seed: int = 0, folder: Path | None = None
+) -> Dataset | PeerDatasets:
+    """Load a data set as `load` does; a user's function may return PeerDatasets too."""
     if ":" in name:
         return _load_from_function(name, seed, folder)
     if name not in _LOADERS:
@@ -88,13 +103,13 @@ def load(
     )
 
 
-def _load_from_function(entry: str, seed: int, folder: Path | None) -> Dataset:
+def _load_from_function(entry: str, seed: int, folder: Path | None) -> Dataset | PeerDatasets:
     """Call the user's function, with `seed` if it has a parameter of that name, and check its result.
 
     entry: module:function. The module is in `folder` (that of the config), in the working directory, or
     installed. Any error raises DataError with one line that names the function.
     """
-    from .dataset import Dataset  # imports torch, which listing names does not need
+    from .dataset import Dataset, PeerDatasets  # imports torch, which listing names does not need
 
     import_from(folder or Path())
     try:
@@ -108,10 +123,12 @@ def _load_from_function(entry: str, seed: int, folder: Path | None) -> Dataset:
         raise DataError(str(error)) from error.__cause__
     except GossamerError as error:
         raise DataError(f"{entry}: {error}") from None
+    if isinstance(dataset, PeerDatasets):
+        return dataset
     if not isinstance(dataset, Dataset):
         raise DataError(
             f"{entry} returned {type(dataset).__name__} instead of a gossamer.experiments.data.Dataset, "
-            "as in Dataset('mine', samples(x, y), None, classes=3)"
+            "as in Dataset('mine', samples(x, y), None, classes=3), or of PeerDatasets"
         )
     if not len(dataset.train):
         raise DataError(f"{entry} returned a Dataset without training samples")

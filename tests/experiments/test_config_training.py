@@ -158,3 +158,10 @@ def test_a_config_trains_with_torchs_optimizer_scheduler_and_loss() -> None:
     assert (group["betas"], group["weight_decay"]) == ((0.8, 0.9), 0.3)
     assert group["lr"] == pytest.approx(0.0, abs=1e-9)  # after T_max = 4 rounds
     assert rounds[-1].training[0].mean_loss < rounds[0].training[0].mean_loss
+
+
+def test_a_device_of_the_command_line_overrides_the_config() -> None:
+    config = parse_config(table(device="no such device"))
+    assert config.on_device(None) is config
+    member = Swarm(config.on_device("cpu")).member(0)
+    assert member.learner.train(1).samples == 10

@@ -17,6 +17,7 @@ from gossamer.experiments.data import DataError, load
 from gossamer.experiments.federated import METHODS
 from gossamer.experiments.federated.comparison import clients_of, parse_comparison
 from gossamer.experiments.study.sweep import outcomes
+from gossamer.models import LoaderLearner
 
 torch.set_num_threads(1)
 
@@ -116,3 +117,57 @@ def test_mistakes_are_one_line_with_the_key(source: str, named: str, text: str) 
 def test_a_name_without_a_function_is_told_of_them() -> None:
     with pytest.raises(DataError, match="or name a function of yours, module:function"):
         load("orchard")
+
+
+STREAMS = {
+    "data": {"set": "my_streams:sensors"},
+    "network": {"layout": "4=8=2"},
+    "models": [{"name": "all", "layout": "4-8-2"}],
+    "tasks": [{"kind": "swap", "labels": [0, 1], "peers": [3]}],
+    "training": {"local_samples": 100, "rate": 0.2},
+}
+
+
+@pytest.fixture
+def streams(tmp_path: Path) -> str:
+    """A config's file, with the how-to page's module of streams beside it."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "my_streams.py").write_text(next(one for one in blocks if "def sensors" in one))
+    return str(tmp_path / "swarm.toml")
+
+
+def test_data_may_be_read_while_peers_train(streams: str) -> None:
+    simulation = Simulation.of(parse_config(table(**STREAMS), streams), streams)
+    arena = simulation.arena()
+    *_, last = simulation.rounds(arena)
+    assert all(isinstance(member.learner, LoaderLearner) for member in simulation.members)
+    assert [member.samples for member in simulation.members] == [400] * 4
+    assert last.tests[0].samples == 400
+    assert last.tests[0].accuracy > 0.7
+    assert last.tests[3].accuracy < 0.3  # its labels are swapped, and all share one network
+    assert "4 of 4 peers train one by one" in arena.one_by_one()[0]
+    learner: Any = make_learner(json.dumps(table(**STREAMS)), 3, streams)
+    x, y = learner.samples
+    assert torch.equal(y, (x[:, 0] <= x[:, 1]).long())
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"data": {"set": "my_streams:sensors", "partition": "iid"}}, "data.partition"),
+        ({"training": {"prior": "own"}}, "training.prior"),
+        ({"gain": 0.5}, "gain"),
+        ({"sharing": "auto", "models": []}, "sharing"),
+    ],
+)
+def test_keys_that_need_all_samples_are_refused(
+    streams: str, more: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"key '{key}': needs samples in memory") as error:
+        Swarm(parse_config(table(**STREAMS | more), streams), streams)
+    assert "leave it out" in str(error.value)
+
+
+def test_a_comparison_refuses_streams(streams: str) -> None:
+    with pytest.raises(DataError, match="only simulate, swarm and join can use them"):
+        load("my_streams:sensors", folder=Path(streams).parent)

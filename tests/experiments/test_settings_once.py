@@ -125,6 +125,7 @@ DECLARED_MORE_THAN_ONCE = {
         "AutoPartialModels",
     },
     "compress": {"WireSettings", "ServerMethod"},  # with a server, what is left out is lost
+    "dtype": {"WireSettings", "Training"},  # of messages; of the values that are trained
     "share": {"Model", "PartialModels"},
     "pushes": {"GossipSgd", "Downpour"},  # to a peer; to the server
     "server_rate": {"Scaffold", "Downpour"},  # they differ in what is usual

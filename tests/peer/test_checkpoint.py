@@ -14,6 +14,8 @@ from peer_kit import begin, make_learner, quick
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from gossamer.errors import GossamerError
+from gossamer.models import SgdLearner, SlicedNetwork, mlp
 from gossamer.peer.engine import Engine
 from gossamer.peer.exits import PeerError
 from gossamer.peer.machine import load_checkpoint, save_checkpoint
@@ -77,6 +79,34 @@ def test_an_engine_goes_on_where_its_checkpoint_was(tmp_path):
     one.train()
     two.train()
     assert torch.equal(two.network.flat, one.network.flat)  # data order and optimizer too
+
+
+def adapted(shift: float = 0.0) -> SgdLearner:
+    """A learner whose first layer is frozen, trained by an optimizer and a scheduler of torch."""
+    module = mlp("4=600=3")
+    for value in module[0].parameters():
+        torch.nn.init.constant_(value, 0.25 + shift)
+    module[0].requires_grad_(False)
+    network = SlicedNetwork(module, {"all": 1.0}, peer="a", seed=0)
+    samples = torch.linspace(-1, 1, 40).view(10, 4), torch.arange(10) % 3
+    scheduler = {"name": "StepLR", "step_size": 1}
+    return SgdLearner(network, samples, samples, optimizer="AdamW", scheduler=scheduler)
+
+
+def test_frozen_parameters_are_not_in_a_checkpoint_and_must_be_those_of_before(tmp_path):
+    path = tmp_path / "a.checkpoint"
+    one = begin(Engine("a", adapted(), quick(), checkpoint=path))
+    one.train()
+    one.save()
+    with safe_open(path, framework="pt") as file:
+        shapes = [tuple(file.get_tensor(name).shape) for name in file.keys()]  # noqa: SIM118
+    assert not any(600 * 4 in shape or shape == (600, 4) for shape in shapes)
+    two = Engine("a", adapted(), quick(), checkpoint=path)
+    for each in (one, two):
+        each.train()
+    assert torch.equal(two.network.flat, one.network.flat)
+    with pytest.raises(GossamerError, match="frozen parameters are not those that it was trained"):
+        Engine("a", adapted(shift=0.5), quick(), checkpoint=path)
 
 
 def test_another_peers_checkpoint_is_refused(tmp_path):
