@@ -190,20 +190,22 @@ BOTH_KINDS: dict[str, tuple[Figure, Figure]] = {
     "pfnm-figure2": (
         panels((2, 30), {
             "local": (0.8, 0.6), AVERAGED: (0.5, 0.2), FEDAVG: (0.8, 0.3), "DP-means": (0.7, 0.6),
-            "PFNM": (0.95, 0.93), "PFNM, cells": (150, 600), "PFNM γ0=1e-5, cells": (100, 101),
+            "PFNM": (0.95, 0.93), "downpour SGD": (0.9, 0.5), "PFNM, cells": (150, 600),
+            "PFNM γ0=1e-5, cells": (100, 101),
             "ensemble": (0.96, 0.94), "weighted ensemble": (0.96, 0.95),
         }),
         panels((2, 30), {
             "local": (0.98, 0.97), AVERAGED: (0.5, 0.2), FEDAVG: (0.3, 0.8), "DP-means": (0.7, 0.6),
-            "PFNM": (0.85, 0.83), "PFNM, cells": (201, 3000), "PFNM γ0=1e-5, cells": (200, 301),
+            "PFNM": (0.85, 0.83), "downpour SGD": (0.9, 0.9), "PFNM, cells": (201, 3000),
+            "PFNM γ0=1e-5, cells": (200, 301),
             "ensemble": (0.96, 0.84), "weighted ensemble": (0.96, 0.95),
         }),
     ),
     "pfnm-figure4": (
         panels((1, 6), {"PFNM": (0.9, 0.9), "ensemble": (0.9, 0.91), "weighted ensemble": (0.9, 0.9),
-                        FEDAVG: (0.8, 0.7)}),
+                        FEDAVG: (0.8, 0.7), "downpour SGD": (0.7, 0.6)}),
         panels((1, 6), {"PFNM": (0.6, 0.5), "ensemble": (0.9, 0.91), "weighted ensemble": (0.9, 0.9),
-                        FEDAVG: (0.8, 0.7)}),
+                        FEDAVG: (0.8, 0.7), "downpour SGD": (0.9, 0.9)}),
     ),
     "pfnm-sensitivity": (
         panels((25,), {"PFNM": (0.9,), "PFNM σ0²=1": (0.905,), "PFNM γ0=10": (0.895,), "PFNM σ²=2": (0.9,)}),
