@@ -185,7 +185,6 @@ def table(columns: tuple[str, ...], values: Mapping[str, tuple[float, ...]]) -> 
 
 FEDAVG, AVERAGED = "FedAvg, shared start", "FedAvg, own starts"
 MEANS = ("10", "50", "100")
-SIZES = {f"MAGI λ={weight:g}" if weight else "PFNM": weight for weight in (0.0, 0.5, 1.0)}
 BOTH_KINDS: dict[str, tuple[Figure, Figure]] = {
     "pfnm-figure2": (
         panels((2, 30), {
@@ -230,16 +229,9 @@ BOTH_KINDS: dict[str, tuple[Figure, Figure]] = {
         }),
     ),
     "magi-figure2": (
-        {
-            (f"{layers} hidden: {name}, parameters", "10"): 8000 - 7000 * weight
-            for layers in (1, 2)
-            for name, weight in SIZES.items()
-        },
-        {
-            (f"{layers} hidden: {name}, parameters", "10"): 8000 + 1000 * weight
-            for layers in (1, 2)
-            for name, weight in SIZES.items()
-        },
+        table(("0", "0.5", "1"), {"1 hidden": (8000, 4500, 1000), "2 hidden": (9000, 6000, 3000),
+                                  "1 hidden, accuracy": (0.8, 0.8, 0.8)}),
+        table(("0", "0.5", "1"), {"1 hidden": (8000, 9000, 8500), "2 hidden": (9000, 9500, 9400)}),
     ),
     "fednp-toy": (
         table(("error",), {"FedAvg": (116.0,), "FedNP": (72.0,), "FedNP, z frozen": (90.0,)}),
@@ -369,7 +361,7 @@ def test_claims_of_results_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture
     assert claims.draw_overview(tmp_path / "papers", [tmp_path / "no results here"]) == []
     assert [file.name for file in claims.draw_figures(tmp_path, table)] == ["003-V.5.png"]
     page = claims.page(table, ["papers/003-V.5.png"])
-    assert "![figures](papers/003-V.5.png)" in page
+    assert "![figures of 003-V.5](papers/003-V.5.png)" in page
     assert "| 10 | .500 ± .000 | .500 ± .000 |" in page
     assert "| the corpus needs a licence |" in page
     assert "best level by curve 10: 300, 20: 300, 30: 300, 40: 300" in page
