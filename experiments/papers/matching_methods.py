@@ -7,6 +7,7 @@ networks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -410,6 +411,29 @@ def _distill_method(peers: Peers) -> Outcome:
     return peers.score(chain)
 
 
+def _downpour_method(peers: Peers) -> Outcome:
+    """Train by downpour SGD, with one exchange per epoch, and test the result.
+
+    In every round the peers train one epoch from the server's network, and the mean of what they changed is
+    the gradient of the server's Adam. The peers' own Adam starts anew in each round.
+    """
+    setting, shares = peers.setting, peers.split.shares
+    module = new_network(setting.layout(), peers.seed("start", "all"))
+    server = torch.optim.Adam(module.parameters(), RATE, weight_decay=WEIGHT_DECAY, amsgrad=True)
+    for round_number in range(setting.epochs):
+        changes = [torch.zeros_like(value) for value in module.parameters()]
+        for peer, share in enumerate(shares):
+            seed = peers.seed("downpour", peer, round_number)
+            trained = train(deepcopy(module), share, epochs=1, seed=seed)
+            pairs = zip(module.parameters(), trained.parameters(), strict=True)
+            for change, (old, new) in zip(changes, pairs, strict=True):
+                change += (old - new).detach() / len(shares)
+        for value, change in zip(module.parameters(), changes, strict=True):
+            value.grad = change
+        server.step()
+    return peers.score(chain_of(module))
+
+
 LAMBDAS = (0.0, MAGI_KL, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 """The λ with which MAGI is run."""
 
@@ -441,6 +465,7 @@ METHODS: Mapping[str, Callable[[Peers], Outcome]] = MappingProxyType(
         "ensemble": lambda peers: peers.ensemble(None),
         "weighted ensemble": lambda peers: peers.ensemble(peers.split.counts),
         "distillation": _distill_method,
+        "downpour SGD": _downpour_method,
     }
 )
 

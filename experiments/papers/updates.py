@@ -223,22 +223,19 @@ def table(records: Sequence[Record]) -> dict[str, Frame]:
 
 
 def draw(path: Path, records: Sequence[Record], title: str, caption: str) -> list[Path]:
-    """Draw the accuracy that was lost, and its bound, by compressor."""
-    from ..study.figures import draw_lines
+    """Draw bars of the accuracy that was lost, and of its bound, by compressor."""
+    from ..study.figures import BLUE, ORANGE, canvas, place_legend, save
 
-    lossy = [record for record in records if "loss" in record]
-    if not lossy:
+    if not (compressed := [record for record in records if "loss" in record]):
         return []
-    lines = list(dict.fromkeys(record["line"] for record in lossy))
-    rows = [
-        {"what": what, "at": lines.index(record["line"]), "value": record[name]}
-        for what, name in (("measured", "loss"), ("bound", "loss_bound"))
-        for record in lossy
-    ]
-    groups = frame_of(rows, ordered=["what"]).groupby(["what", "at"], observed=True)["value"]
-    frame = groups.agg(mean="mean", low="min", high="max").reset_index().astype({"what": str})
-    return draw_lines(
-        path, frame, ("what", "at", "mean", "low", "high"), title=title, x_label="",
-        y_label="accuracy lost", ticks={at: name.replace(":", "\n") for at, name in enumerate(lines)},
-        caption=f"{caption} Mean over seeds; bars: lowest and highest.",
-    )  # fmt: skip
+    lossy = means(compressed)
+    figure, axes = canvas(f"{caption} Mean over seeds.")
+    places = range(len(lossy))
+    for shift, name, label, colour in (
+        (-0.2, "loss", "measured", BLUE), (0.2, "loss_bound", "bound", ORANGE),
+    ):  # fmt: skip
+        axes.bar([at + shift for at in places], lossy[name], 0.38, label=label, color=colour)
+    axes.set_xticks(list(places), list(lossy["line"]), rotation=30, ha="right")
+    axes.set(title=title, ylabel="accuracy lost")
+    place_legend(axes)
+    return save(figure, path)

@@ -185,25 +185,26 @@ def table(columns: tuple[str, ...], values: Mapping[str, tuple[float, ...]]) -> 
 
 FEDAVG, AVERAGED = "FedAvg, shared start", "FedAvg, own starts"
 MEANS = ("10", "50", "100")
-SIZES = {f"MAGI λ={weight:g}" if weight else "PFNM": weight for weight in (0.0, 0.5, 1.0)}
 BOTH_KINDS: dict[str, tuple[Figure, Figure]] = {
     "pfnm-figure2": (
         panels((2, 30), {
             "local": (0.8, 0.6), AVERAGED: (0.5, 0.2), FEDAVG: (0.8, 0.3), "DP-means": (0.7, 0.6),
-            "PFNM": (0.95, 0.93), "PFNM, cells": (150, 600), "PFNM γ0=1e-5, cells": (100, 101),
+            "PFNM": (0.95, 0.93), "downpour SGD": (0.9, 0.5), "PFNM, cells": (150, 600),
+            "PFNM γ0=1e-5, cells": (100, 101),
             "ensemble": (0.96, 0.94), "weighted ensemble": (0.96, 0.95),
         }),
         panels((2, 30), {
             "local": (0.98, 0.97), AVERAGED: (0.5, 0.2), FEDAVG: (0.3, 0.8), "DP-means": (0.7, 0.6),
-            "PFNM": (0.85, 0.83), "PFNM, cells": (201, 3000), "PFNM γ0=1e-5, cells": (200, 301),
+            "PFNM": (0.85, 0.83), "downpour SGD": (0.9, 0.9), "PFNM, cells": (201, 3000),
+            "PFNM γ0=1e-5, cells": (200, 301),
             "ensemble": (0.96, 0.84), "weighted ensemble": (0.96, 0.95),
         }),
     ),
     "pfnm-figure4": (
         panels((1, 6), {"PFNM": (0.9, 0.9), "ensemble": (0.9, 0.91), "weighted ensemble": (0.9, 0.9),
-                        FEDAVG: (0.8, 0.7)}),
+                        FEDAVG: (0.8, 0.7), "downpour SGD": (0.7, 0.6)}),
         panels((1, 6), {"PFNM": (0.6, 0.5), "ensemble": (0.9, 0.91), "weighted ensemble": (0.9, 0.9),
-                        FEDAVG: (0.8, 0.7)}),
+                        FEDAVG: (0.8, 0.7), "downpour SGD": (0.9, 0.9)}),
     ),
     "pfnm-sensitivity": (
         panels((25,), {"PFNM": (0.9,), "PFNM σ0²=1": (0.905,), "PFNM γ0=10": (0.895,), "PFNM σ²=2": (0.9,)}),
@@ -228,16 +229,9 @@ BOTH_KINDS: dict[str, tuple[Figure, Figure]] = {
         }),
     ),
     "magi-figure2": (
-        {
-            (f"{layers} hidden: {name}, parameters", "10"): 8000 - 7000 * weight
-            for layers in (1, 2)
-            for name, weight in SIZES.items()
-        },
-        {
-            (f"{layers} hidden: {name}, parameters", "10"): 8000 + 1000 * weight
-            for layers in (1, 2)
-            for name, weight in SIZES.items()
-        },
+        table(("0", "0.5", "1"), {"1 hidden": (8000, 4500, 1000), "2 hidden": (9000, 6000, 3000),
+                                  "1 hidden, accuracy": (0.8, 0.8, 0.8)}),
+        table(("0", "0.5", "1"), {"1 hidden": (8000, 9000, 8500), "2 hidden": (9000, 9500, 9400)}),
     ),
     "fednp-toy": (
         table(("error",), {"FedAvg": (116.0,), "FedNP": (72.0,), "FedNP, z frozen": (90.0,)}),
@@ -367,7 +361,7 @@ def test_claims_of_results_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture
     assert claims.draw_overview(tmp_path / "papers", [tmp_path / "no results here"]) == []
     assert [file.name for file in claims.draw_figures(tmp_path, table)] == ["003-V.5.png"]
     page = claims.page(table, ["papers/003-V.5.png"])
-    assert "![figures](papers/003-V.5.png)" in page
+    assert "![figures of 003-V.5](papers/003-V.5.png)" in page
     assert "| 10 | .500 ± .000 | .500 ± .000 |" in page
     assert "| the corpus needs a licence |" in page
     assert "best level by curve 10: 300, 20: 300, 30: 300, 40: 300" in page

@@ -106,6 +106,19 @@ def test_out_chooses_the_folder(gossamer: Run) -> None:
     assert not Path("results").exists()
 
 
+def test_a_study_without_its_data_says_what_runs_without(
+    gossamer: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("GOSSAMER_DATA", raising=False)
+    result = gossamer("paper", "vsn", "--runs", "1", "--only", "0", "--on", "local:1")
+    assert result.code == 2
+    said = " ".join(result.err.split())
+    assert "hapt_fft100.npz" in said
+    assert "GOSSAMER_DATA" in said
+    assert said.endswith("gossamer paper vsn --quick needs no files")
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -105,6 +105,15 @@ def test_a_weighted_ensemble_uses_only_peers_with_samples_of_the_class(peers: Pe
     assert torch.allclose(ensemble_outputs(peers.own, x), sum(each) / 3)  # type: ignore[arg-type]
 
 
+def test_downpour_learns_with_one_exchange_per_epoch(peers: Peers) -> None:
+    outcomes = {
+        epochs: METHODS["downpour SGD"](Peers(replace(SMALL, alpha=None, epochs=epochs)))
+        for epochs in (1, 12)
+    }
+    assert outcomes[12].cells == SMALL.width
+    assert outcomes[12].accuracy > outcomes[1].accuracy + 0.1
+
+
 def test_clusters_of_copies_are_the_network_itself(peers: Peers) -> None:
     """Three copies have a third of their cells' number of distinct ones: DP-means finds them."""
     chain = peers.own[0]
