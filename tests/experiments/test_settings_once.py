@@ -115,7 +115,6 @@ DECLARED_MORE_THAN_ONCE = {
     "samples": {"Data", "PeerSpec", "JoinConfig"},  # a config's are per peer, a peer's are its own
     "seed": {"Experiment", "PeerSpec", "JoinConfig"},
     "network": {"Experiment", "PeerSpec", "JoinConfig"},  # a table; the file of a trained one
-    "dtype": {"Training", "WireSettings"},  # the precision of networks; that of messages
     "rate": {"Training", "Method", "GuardSettings"},  # a method may have its own; messages a second
     "epochs": {"Training", "Method"},  # a method may have its own
     "topology": {  # methods of one comparison have several

@@ -30,7 +30,8 @@ STAY = ("gossamer broker", "gossamer join")
 
 def start(command: str, folder: Path, number: int) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", *shlex.split(command)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # Wide: a table has one column more when a device is behind, and shortens the others to fit.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     with (folder / f"{number}.log").open("wb") as log:
         return subprocess.Popen(
             words, cwd=folder, stdout=log, stderr=log, env=environment,
