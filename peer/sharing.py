@@ -100,6 +100,11 @@ class LiveSharing:
         self._lockstep = settings.mode != "async"
         self._options = AutoOptions()
         network = learner.network
+        if norm_layers(network.module) and network.buffers != "average":
+            raise PeerError(
+                f"peer {name}: peers decide about norm layers, too: leave out buffers, or set buffers = "
+                '"average"'
+            )
         self._anatomy = network.slicing.anatomy.with_norm_parts(norm_layers(network.module))
         self._given: dict[str, Given] = {}
         """The cells of partial models that were given by hand, by peer; empty if this peer has none."""

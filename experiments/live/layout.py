@@ -13,7 +13,7 @@ import networkx as nx
 
 from ...gossip.security import Identity, TrustError, invite, public_text, save_invitation
 from ...models import ModelError
-from ...models.sharing import Assignment
+from ...models.sharing import MIN_SAMPLES, Assignment
 from ...peer import (
     AUTO_MODELS,
     BrokerAddress,
@@ -89,8 +89,9 @@ class SwarmLayout:
             )
         if needs_matching(config):
             _check_founder(config, source, self.peers_of_model)
-        if config.sharing == "auto" and config.models:
-            self.by_hand = _assigned_by_hand(self.members, source)
+        if config.sharing == "auto":
+            members = self.members if config.models else [swarm.member(0)]
+            self.by_hand = _assigned_by_hand(members, source)
         # self.peers_of_model builds every network: only evaluate it if there is a topology.
         has_topology = config.topology is not None
         self.graph = swarm_graph(config, self.peers_of_model if has_topology else {}, source)
@@ -110,7 +111,7 @@ class SwarmLayout:
         self._exchanges = gossip.exchanges or _exchanges(config, self.graph)
 
     by_hand: Assignment | None = None
-    """With `sharing = "auto"`: what is shared by partial models that the config gives; None without any."""
+    """With `sharing = "auto"`: what is shared at first; without models, as the first peer alone has it."""
 
     @cached_property
     def _hops(self) -> int:
@@ -212,6 +213,13 @@ class SwarmLayout:
         config = self.config
         if self.graph is not None:
             print_graph_notes(self.graph)
+        if config.sharing == "auto":
+            fewest = min(range(config.peers), key=lambda index: self.facts(index).samples)
+            if (samples := self.facts(fewest).samples) < MIN_SAMPLES:
+                raise ConfigError(
+                    f"{self.source}: key 'sharing': peer {fewest} has {samples} training samples, and "
+                    f"holding some out to decide takes {MIN_SAMPLES}; give it more, or leave sharing out"
+                )
         names, credentials = self.labels, [{}] * config.peers
         if config.trust.kind == "swarm":
             patterns = AUTO_MODELS if config.sharing == "auto" else ()
@@ -277,7 +285,7 @@ def _check_auto_sharing(config: Config, source: str) -> None:
 
 
 def _assigned_by_hand(members: Sequence[Member], source: str) -> Assignment:
-    """Return which peers share which cells by partial models that were given; raise if none are left."""
+    """Return what some peers share before anything is decided; raise if there is nothing to decide about."""
     try:
         sharing = AutoSharing(keep_models=True)
         assignment = sharing.first_assignment([member.learner for member in members])

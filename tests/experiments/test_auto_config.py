@@ -25,6 +25,7 @@ from gossamer.experiments.federated.comparison import run as run_method
 from gossamer.experiments.live.layout import SwarmLayout
 from gossamer.experiments.study import Job
 from gossamer.experiments.study.sweep import expand, run_cells, stackable_batches
+from gossamer.peer import BrokerAddress
 from gossamer.topology import build
 
 torch.set_num_threads(1)
@@ -189,6 +190,19 @@ def test_what_live_peers_cannot_do_is_one_line(table: dict[str, Any], words: str
     config = parse_config(BASE | table)
     with pytest.raises(ConfigError, match=rf"^c\.toml: key 'sharing': .*{words}"):
         SwarmLayout(config, "c.toml", Swarm(config, "c.toml"))
+
+
+def test_a_live_swarm_with_too_few_samples_or_own_norm_buffers_is_one_line(tmp_path: Path) -> None:
+    few = parse_config(BASE | {"data": BASE["data"] | {"samples": 9}})
+    layout = SwarmLayout(few, "c.toml", Swarm(few, "c.toml"))
+    with pytest.raises(
+        ConfigError, match=r"'sharing': peer 0 has 9 training samples, and .* takes 10"
+    ):
+        layout.plan(tmp_path, BrokerAddress("mqtt://127.0.0.1:1"))
+    local = {"name": "resnet", "buffers": "local", "options": {"widths": [4], "blocks": 1}}
+    normed = parse_config(BASE | {"network": local})
+    with pytest.raises(ConfigError, match=r"'sharing': .*leave out buffers"):
+        SwarmLayout(normed, "c.toml", Swarm(normed, "c.toml"))
 
 
 def test_virtual_time_is_refused(tmp_path: Path) -> None:

@@ -183,23 +183,28 @@ def test_partial_models_that_not_all_peers_share_stay_as_they_are() -> None:
     )
 
 
-def own_outputs(members: Sequence[SgdLearner]) -> Assignment:
-    """The assignment under which every peer keeps its outputs."""
+def own_part(members: Sequence[SgdLearner], part: str) -> Assignment:
+    """The assignment under which every peer keeps a part for itself."""
     anatomy = members[0].network.slicing.anatomy
     shared = Assignment.shared(anatomy, [member.network.peer for member in members])
-    return shared.change("2", range(10), OWN)
+    return shared.change(part, range(anatomy.parts[anatomy.find(part)].cells), OWN)
 
 
 def test_what_was_given_by_hand_stays_even_where_sharing_would_be_better() -> None:
     members = learners(permuted=False, samples=60)
     for member in members:
-        member.network.reslice(*own_outputs(members).slices(member.network.peer))
+        member.network.reslice(*own_part(members, "2").slices(member.network.peer))
     sharing, _ = run(members, 25, keep_models=True)
     assert not sharing.decisions
 
 
-def test_a_wrong_decision_is_taken_back_and_accuracy_returns() -> None:
-    """Equal tasks, but a decision has made all outputs each peer's own: they are shared again."""
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [("2", "all cells of the outputs (2)"), ("0", "all cells of part 0")],
+    ids=["outputs", "hidden"],
+)
+def test_a_wrong_decision_is_taken_back_and_accuracy_returns(part: str, words: str) -> None:
+    """Equal tasks, but a decision has made a part each peer's own: it is shared again."""
 
     def start() -> list[SgdLearner]:
         members = learners(permuted=False, samples=60)
@@ -210,9 +215,9 @@ def test_a_wrong_decision_is_taken_back_and_accuracy_returns() -> None:
         return float(np.mean([member.test().accuracy for member in members]))
 
     members, options = start(), AutoOptions()
-    wrong = own_outputs(members)
-    outputs = int(wrong.anatomy.first_cells[-2]) + np.arange(10)
-    planner = Planner(options, Memory(steps=1, moved=outputs.tolist()))
+    wrong = own_part(members, part)
+    moved = np.flatnonzero(wrong.scheme_of == OWN)
+    planner = Planner(options, Memory(steps=1, moved=moved.tolist()))
     plan = planner.first(wrong)
     followers = [SharingMember(member, plan, options) for member in members]
     for round_number in range(1, 41):
@@ -226,7 +231,7 @@ def test_a_wrong_decision_is_taken_back_and_accuracy_returns() -> None:
             for follower in followers:
                 follower.follow(plan)
     assert [str(one.candidate) for one in planner.decisions] == [
-        "all cells of the outputs (2): shared by all peers again"
+        f"{words}: shared by all peers again"
     ]
     assert not plan.assignment.scheme_of.any()
     assert planner.memory.moved == []

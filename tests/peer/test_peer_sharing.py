@@ -12,6 +12,7 @@ import pytest
 import torch
 from papers_kit import Papers
 from peer_kit import Life, Nest, begin, delivered, quick
+from torch import nn
 from waiting import until
 
 from gossamer.experiments.arena import Arena, AutoSharing, ExactMean, Gossip
@@ -555,9 +556,15 @@ def test_a_learner_with_which_nothing_can_be_decided_is_one_line(
 
     few, other, frozen = make("a", samples=9), make("a"), make("a")
     other.__class__ = Other
+    layers = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+    normed = SlicedNetwork(
+        nn.Sequential(*layers), {"all": 1.0}, peer="a", rest=None, buffers="local"
+    )
+    own_statistics = SgdLearner(normed, frozen.samples, frozen.held_out)
     for learner, reason in (
         (few, r"9 training samples, and sharing = \"auto\" holds some out, which takes 10$"),
         (other, r"needs learners with a loss per sample \(SgdLearner\), not Other$"),
+        (own_statistics, r"leave out buffers, or set buffers = \"average\"$"),
     ):
         with pytest.raises(PeerError, match=f"^peer a: .*{reason}"):
             Engine("a", learner, quick(sharing="auto"))
