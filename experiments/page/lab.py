@@ -133,9 +133,8 @@ class Bench:
             "lost": _number("% of messages lost", setup.lost, 0, 90, 5, 130),
         }  # fmt: skip
         self._typed = _widget(
-            bk.TextInput, "or any graph: regular:6, club.graphml, networkx:petersen_graph",
-            setup.graph, 330,
-        )  # fmt: skip
+            bk.TextInput, "or type one: regular:6, club.graphml, …", setup.graph, 320
+        )
         self._filling = False
         for name, widget in self._form.items():
             widget.on_change("value", self._changed if name != "pick" else self._picked)

@@ -34,7 +34,7 @@ NO_LINKS = "no links"
 GRAPHS = (*BUILDERS, *SCHEDULES, "networkx:karate_club_graph", NO_LINKS)
 """The graphs that can be picked; any other may be typed."""
 DATA: dict[str, dict[str, Any]] = {
-    "each peer has about two of the digits": {"partition": "shards"},
+    "each peer has about two digits": {"partition": "shards"},
     "each peer has all digits": {"partition": "iid"},
 }
 TASKS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
@@ -69,7 +69,7 @@ class SetUp:
     name: str
     graph: str = "ring"
     peers: int = 16
-    data: str = "each peer has about two of the digits"
+    data: str = "each peer has about two digits"
     tasks: str = "the same for all peers"
     sharing: str = "everything"
     exchanges: int = 1
