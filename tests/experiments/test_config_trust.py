@@ -91,7 +91,7 @@ def test_a_swarm_that_decides_what_it_shares_is_invited_by_patterns(tmp_path):
     paper = Admission.load(tmp_path / "trust" / "3.invitation", identity)
     owner = read_public(spec.peers[3].settings.owner or "")
     terms = check(paper, owner, "small", identity.name, identity.public)
-    assert terms.models == set(AUTO_MODELS)
+    assert terms.models == {"global", *AUTO_MODELS}  # its own model, and those that plans may make
     for model in ("global", "global-0f", "group2-1-0f", "group2-1-0f&group3-0-0f", "statistics-a1"):
         assert terms.admits(model)
     assert not terms.admits("local-0-0f")
