@@ -73,9 +73,9 @@ def load(
     A user's function returns a Dataset, and may have a parameter `seed`; its module is searched in `folder`
     and in the working directory.
     """
-    from .dataset import Dataset  # imports torch, which listing names does not need
-
     found = load_or_stream(name, root, seed=seed, folder=folder)
+    from .dataset import Dataset  # imports torch, which is not needed to refuse a name
+
     if not isinstance(found, Dataset):
         raise DataError(
             f"{name} returned PeerDatasets, which are read while peers train: only simulate, swarm and join "

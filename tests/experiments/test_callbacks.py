@@ -154,7 +154,8 @@ def test_networks_have_the_values_of_now(world: Any) -> None:
 
 def test_callbacks_do_not_change_virtual_time() -> None:
     table = {"time": {"training": "lognormal:1:0.5", "delay": 0.3}}
-    runs = [LearningSimulation(config(**table)) for _ in range(2)]
+    # Arrays, which are not used with callbacks, round in another order.
+    runs = [LearningSimulation(config(**table), arrays=False) for _ in range(2)]
     for simulation, callbacks in zip(runs, ([], [Watch()]), strict=True):
         simulation.run(callbacks)
     for one, other in zip(runs[0].members, runs[1].members, strict=True):
