@@ -373,14 +373,15 @@ def test_newcomers_join_the_groups_that_their_own_held_out_samples_prefer(run) -
 def test_a_peer_that_was_left_alone_when_groups_formed_finds_its_group(run) -> None:
     """All follow the plan that moves it, although it is one of those that the groups were made for."""
     names = NAMES[:5]
-    # a learns what c and e learn. It has trained on all its samples by the time it looks for a group.
-    learners = {name: make(name) for name in names}
+    # a has the task of c and e, and learns nothing by itself, so that their values are better in any history.
+    learners = {name: make(name, rate=1e-6 if name == "a" else 0.1) for name in names}
     plan = two_groups(learners["a"], names, (0, 1, 2, 1, 2))
 
     async def scenario() -> list[Report]:
         nest = Nest(quick(rounds=10**6, expect=names, sharing="auto", settle_tolerance=1e-2))
         lives = {name: nest.start(name, learners[name]) for name in names}
         await until(lambda: all(life.trains() and life.view.plan for life in lives.values()))
+        await until(lambda: min(lives[name].view.round for name in "bcde") >= 5)
         await offer(lives["a"], "a", plan)
         await until(lambda: {"a", "c", "e"} in groups_of(learners).values())
         await until(lambda: {"b", "d"} in groups_of(learners).values())
