@@ -9,7 +9,7 @@ from gossamer.errors import GossamerError
 
 
 class ModelError(GossamerError, ValueError):
-    """A network, slicing or set of networks is invalid; the message names the part or model."""
+    """A network, its slices, a set of networks or an option is invalid; the message says which."""
 
 
 def check_number(
@@ -26,7 +26,11 @@ def check_number(
         allowed = f"lie between {max(above, least):g} and {most:g}"
         allowed += f", and not be {above:g}" if above > -inf else ""
     else:
-        allowed = f"be a finite number above {above:g}" if above > -inf else f"be {least:g} or more"
+        allowed = (
+            f"be a finite number above {above:g}"
+            if above > -inf
+            else f"be finite, {least:g} or more"
+        )
     raise ModelError(f"{name} is {value}; it must {allowed}")
 
 

@@ -603,7 +603,7 @@ class Engine:
     def request_push(self) -> None:
         """Async mode: push every model once more, without training."""
         if isinstance(self.mode, PacedMode):
-            # Uncompressed: after training peers should agree up to settle_tolerance.
+            # Quantized at most: after training peers should agree up to settle_tolerance.
             self.compression.links.dense = True
             self.mode.request(ignore_drift=True)
 

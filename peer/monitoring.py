@@ -2,7 +2,7 @@
 
 Figures are served with prometheus-client (the extra gossamer[metrics]):
 
-    with serve_metrics(lambda: {"anna": peer.summary}, 9464): …
+    with serve_metrics(lambda: summary_families({"anna": link.last_summary}), 9464): …
 
 Names follow Prometheus' conventions: base units, `_total` for counters, partial model and peer as labels. The
 figures are read when Prometheus asks, from summaries, so they are those that `gossamer status` shows.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COUNTING_GRACE = 60.0
 """Seconds that the peers of a partial model may take until one of them counts in it."""
 RECENT = 24 * 3600.0
-"""Seconds for which a peer that has failed is reported; it may have been given up on purpose."""
+"""Seconds for which a peer that has failed is reported; later, its owner is assumed to know."""
 
 Kind: TypeAlias = Literal[
     "not-counted", "lost", "diverged", "refused", "failed", "no-summary", "unknown"
@@ -141,7 +141,7 @@ PROBLEMS = ("not-counted", "lost", "diverged", "refused", "failed", "no-summary"
 
 
 def summary_families(summaries: Mapping[str, Summary]) -> Iterator[Metric]:
-    """Yield the figures of summaries, by peer. What is not finite is NaN."""
+    """Yield the figures of summaries, by peer. A metric that was NaN or infinite is given as NaN."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     def gauge(name: str, text: str, labels: Iterable[str] = ("peer",)) -> GaugeMetricFamily:
@@ -222,7 +222,9 @@ def swarm_families(state: SwarmState, now: float) -> Iterator[Metric]:
         "gossamer_model_members", "Peers present that share the partial model.", labels=["model"]
     )
     counting = GaugeMetricFamily(
-        "gossamer_model_counting", "Those of them whose weight counts.", labels=["model"]
+        "gossamer_model_counting",
+        "Peers present whose weight counts in the partial model.",
+        labels=["model"],
     )
     for model in state.models.values():
         members.add_metric([model.name], len(model.members))
@@ -249,7 +251,7 @@ def serve_metrics(
         ) from None
 
     class Figures(Collector):
-        """Asks for the figures whenever they are wanted."""
+        """Calls `families` for every request of Prometheus."""
 
         def collect(self) -> Iterable[Metric]:
             return list(families())
@@ -276,5 +278,5 @@ def serve_metrics(
 def serve_swarm_metrics(
     state: SwarmState, port: int, host: str = "127.0.0.1", wall: Callable[[], float] = time.time
 ):
-    """Serve the figures of a swarm that is observed; see serve_metrics."""
+    """Serve the figures of an observed swarm, as `swarm_families` gives them; see serve_metrics."""
     return serve_metrics(lambda: swarm_families(state, wall()), port, host)

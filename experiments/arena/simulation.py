@@ -117,7 +117,7 @@ class Simulation:
     stores: list[MatchedStore] | None = None
     """A store for each peer, if a partial model is averaged at a common width."""
     wire: Wire | None = None
-    """How values are transmitted, if they are rounded, compressed or skipped."""
+    """How values are transmitted, if peers send simulated messages; None if they average by matrices."""
     sharing: AutoSharing | None = None
     """Decides what peers share, with `sharing = "auto"`."""
     shard: Shard | None = None
@@ -176,7 +176,8 @@ class Simulation:
                 f"{source}: key 'peers': {config.peers} cannot be divided among {ranks.count} ranks; start "
                 "fewer ranks"
             )
-        # Without the partial models, which are known when peers are built: links that `bridge` adds are few.
+        # Peers are divided before they are built, so their partial models, which `bridge` needs, are not
+        # known yet. The links that it would add are few, and the division does without them.
         unchecked = swarm_graph(config.model_copy(update={"bridge": False}), {}, source)
         rank_of = divide_peers(config.peers, ranks.count, unchecked and unchecked.graph)
         own = np.flatnonzero(rank_of == ranks.rank).tolist()
@@ -196,7 +197,7 @@ class Simulation:
         return cls(config, members, mixing, shard=shard)
 
     def peers(self) -> list[PeerFacts]:
-        """Return the facts of all peers; with several ranks on rank 0, and on the others of its own peers."""
+        """Return the facts of all peers; on a rank other than 0, of its own peers only."""
         facts = [PeerFacts.of(member) for member in self.members]
         return (None if self.shard is None else self.shard.by_peer_on_first(facts)) or facts
 
@@ -225,7 +226,7 @@ class Simulation:
     def graph(self) -> nx.Graph | None:
         """Return the graph of the config's topology; None if it has none.
 
-        If the links change from step to step, the graph has all links of one period.
+        If links change from step to step, it has all links of a period, or of WINDOW steps without one.
         """
         if self.config.topology is None or not isinstance(self.mixing, Gossip | Steady | Robust):
             return None
@@ -265,12 +266,13 @@ def refuse_in_shards(config: Config, source: str) -> None:
     """Raise ConfigError, which names the key, if a config cannot be simulated over several ranks."""
     gossip = config.gossip
     messages = "messages are simulated in one process"
-    # For every key that does not allow it: why, and whether the config uses it.
+    # Keys that several ranks do not support: why not, and whether the config uses them.
     reasons = {
         "time": ("virtual time is simulated in one process", config.time is not None),
         "callbacks": ("callbacks see all peers", bool(config.callbacks)),
         "sharing": ("what peers share is decided in one process", config.sharing == "auto"),
         "fednp": ("FedNP is simulated in one process", config.fednp is not None),
+        "training.metrics": ("named metrics are not sent to rank 0", bool(config.training.metrics)),
         "training.prior": ('"auto" compares the labels of all peers', config.training.prior == "auto"),
         "gossip.mode": (messages, gossip.mode == "steady"),
         "gossip.robust": (messages, gossip.robust != "none"),
@@ -283,14 +285,14 @@ def refuse_in_shards(config: Config, source: str) -> None:
     for key, (reason, is_used) in reasons.items():
         if is_used:
             raise ConfigError(
-                f"{source}: key {key!r}: not over several processes: {reason}; leave out the key, or run it "
-                "in one process"
+                f"{source}: key {key!r}: not over several processes: {reason}; leave out the key, or use one "
+                "process"
             )
 
 
 def _auto_sharing(config: Config, members: Sequence[Member], source: str) -> AutoSharing:
     """Return the object that decides what peers share; ConfigError if another key does not allow that."""
-    # For every key that does not allow it: what the key asks for, and whether the config does.
+    # Keys that cannot be combined with it: what each asks for, and whether the config uses it.
     refused = {
         "data.set": ("sparse vectors, which are not learned by gradients", config.data.set == "sparse"),
         "fednp": ("FedNP, whose loss is not a sum over samples", config.fednp is not None),
@@ -300,7 +302,7 @@ def _auto_sharing(config: Config, members: Sequence[Member], source: str) -> Aut
             f"models.{number}.matching": ("matched cells", model.matching != "none")
             for number, model in enumerate(config.models)
         },
-        **{f"gossip.{key}": ("values that change on the way", True) for key in config.gossip.lossy_keys},
+        **{f"gossip.{key}": ("inexact or skipped messages", True) for key in config.gossip.lossy_keys},
     }  # fmt: skip
     for key, (feature, is_used) in refused.items():
         if is_used:
@@ -395,6 +397,7 @@ class ArrayJobs:
     arena: trains and tests. parameters: of all peers, a row each, in the arena's own memory.
     model, shared: the partial model, and its coordinates among a peer's parameters.
     is_due: (peers, times, rounds) → whether a test is due when a job begins.
+    report: called with the result of every test. options: further arguments of VectorisedPushSum.
     """
 
     def __init__(
@@ -429,7 +432,10 @@ class ArrayJobs:
         self._finished_tests: list[tuple[float, int, PeerTestResult]] = []
 
     def run(self, seconds: float) -> None:
-        """Let virtual time pass, then undo the jobs that have not ended; report tests in order of time."""
+        """Let virtual time pass, then undo the jobs that have not ended.
+
+        A test is reported when the job after it has ended; the others at the end, by peer.
+        """
         interval = self.swarm.world.conditions.push_interval
         while self.swarm.now < seconds:
             self.swarm.advance(min(self.swarm.now + _WINDOW * interval, seconds))
@@ -497,7 +503,9 @@ class ArrayJobs:
         if len(self._private):
             rows = torch.from_numpy(peers)
             self._private_before[rows] = self._parameters[rows[:, None], self._private]
-        self._computed[peers] = True  # before, so that a training that is interrupted is undone
+        self._computed[peers] = (
+            True  # set before training, so that an interrupted training is undone
+        )
         self._arena.train(peers.tolist())
 
 
@@ -512,14 +520,16 @@ class LearningSimulation:
     """A config's swarm in virtual time; `run` runs it, once only.
 
     threads: the threads that train peers in parallel; they do not affect the result.
-    arrays: whether gossip is computed on arrays where that gives what the Gossipers of live peers give: if
-        all peers share one partial model, none leaves, and nothing rounds or compresses values.
+    arrays: whether gossip may be computed on arrays, which is faster and differs only in rounding. It is if
+        all peers are stacked and share one partial model, none leaves, messages are exact, the mode is
+        async, and there are no callbacks.
     on_test: called with the result of every test, in an order that depends only on the config.
 
     graph: which peers may push to which.
     world: who is online, and what delays and losses messages have, at any virtual time.
     seconds: the virtual time at which the run ends.
-    events: the simulator of the peers' gossip; arrays: the same on arrays, in its place; else None.
+    arrays: jobs and gossip on arrays; None if every peer has a Gossiper.
+    events: simulates these Gossipers; set only if `arrays` is None.
     rounds: the number of training jobs that each peer has finished.
     tests: the accuracies of all tests so far.
     gains: what peers gained by taking part, measured at the end of the run: of those that are online and have
@@ -637,16 +647,16 @@ class LearningSimulation:
         return [(self.arrays.model, self.arrays.bytes_sent(), Traffic())]
 
     def _steady_mode(self, peer: int) -> SteadyMode:
-        """The mode of a peer's next session, in steady mode."""
+        """Return a new SteadyMode, for a peer's next session."""
         gossip = self.config.gossip
         return SteadyMode(
             pushes_of(self.config), hostile=gossip.hostile, score=partial(self._score, peer)
         )
 
     def _score(self, peer: int, model: str, value: Array | None) -> float:
-        """The loss of a peer's samples with a value of a model in place of its own, at this time.
+        """Return a peer's current loss on its own samples; `value` replaces its values of `model`, if given.
 
-        Of a training job that is under way, the parameters that are not shared are those of its beginning.
+        During a training job, the parameters that are not shared are those from before the job.
         """
         learner, store = self.members[peer].learner, self._stores[peer]
         network, job = self.members[peer].network, self._jobs.get(peer)
@@ -663,10 +673,10 @@ class LearningSimulation:
     def run(self, callbacks: Sequence[Callback] = ()) -> None:
         """Run for the config's virtual time, then test every peer that is online.
 
-        callbacks: follow the run, and may stop it; see gossamer.models.Callback. For them, a round takes as
-            long as an average peer trains for one, and every `test_every` rounds they are told the latest
-            test of every peer that is online, which is known when the training after it has ended. Arrays
-            compute many events at once, so runs with callbacks use Gossipers.
+        callbacks: follow the run, and may stop it; see gossamer.models.Callback. A round of theirs is one
+            push interval, the mean time that a peer trains between two pushes. Every `test_every` rounds
+            they get the latest test of each online peer; a test is known once the job after it has ended.
+            Arrays compute many events at once, so runs with callbacks use Gossipers.
         """
         self._callbacks = CallbackList(callbacks)
         if self._callbacks and self.arrays is not None:
@@ -746,7 +756,7 @@ class LearningSimulation:
         self.gains = [gain for peer, gain in gains if peer in online]
 
     def stop(self) -> None:
-        """After an interrupt, write the peers' current values into their networks, without testing."""
+        """Write the peers' current values into their networks, without the changes of unfinished jobs."""
         if self.arrays is not None:
             self.arrays.write_networks()
             return
@@ -772,7 +782,7 @@ class LearningSimulation:
         self._jobs[peer] = _Job(start, test)
 
     def _are_due(self, peers: np.ndarray, times: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-        """Return which of some peers are to be tested before the jobs that they begin at these times."""
+        """Note that peers begin jobs at these times; return which of them are to be tested before."""
         interval = times // (self.config.test_every * self.world.conditions.push_interval)
         is_due = (rounds > 0) & (interval > self._test_intervals[peers])
         self._test_intervals[peers] = interval
@@ -838,7 +848,7 @@ class LearningSimulation:
         self._jobs.clear()
 
     def _restore_network(self, peer: int) -> None:
-        """Undo the training of a peer's job, which does not end."""
+        """Write the values from before a peer's job into its network, if the job was computed."""
         if (flat := self._jobs[peer].flat_before) is not None:
             self.members[peer].network.flat.copy_(flat)
 
@@ -1069,7 +1079,7 @@ def _check_checkpoints(simulation: Simulation, source: str) -> None:
     """Raise ConfigError, which names the key, if a simulation cannot be saved and continued."""
     config, gossip = simulation.config, simulation.config.gossip
     reasons = {
-        "sharing": ("what peers have measured to decide with", config.sharing == "auto"),
+        "sharing": ("the measurements by which peers decide", config.sharing == "auto"),
         "gossip.mode": ("what peers know of their neighbours", gossip.mode == "steady"),
         "gossip.robust": ("what peers know of their neighbours", gossip.robust != "none"),
         **{f"gossip.{key}": ("what was sent over each link", True) for key in gossip.lossy_keys},
@@ -1110,7 +1120,7 @@ def _resume(
     last = tree["arena"]["round"]
     if last >= config.round_count:
         raise ConfigError(
-            f"{source}: key 'rounds': {path} is after round {last}, so nothing is left to run; raise it"
+            f"{source}: key 'rounds': {path} is of round {last}, so nothing is left to run; raise 'rounds'"
         )
     return [each for each in read_records(folder / "metrics.jsonl") if each["round"] <= last]
 
@@ -1405,7 +1415,7 @@ class Mean:
 
 
 class AccuracyLog:
-    """The accuracies of all tests in virtual time.
+    """The accuracies of all tests by virtual time; in lockstep, by round.
 
     The accuracy of a swarm at a time is taken over the peers that are online then and were tested before,
     each with its latest test. A peer that has come back and was not tested since has the accuracy of its last

@@ -1,4 +1,4 @@
-"""Benchmarks of what is shown of large swarms: `topology show` and `facts` on graphs, and a live page.
+"""Benchmarks of views of large swarms: `gossamer topology show`, `topology.facts()`, and a live page.
 
 Each measurement is made in a new process, without torch, so that its memory is that of the work.
 """
@@ -18,7 +18,7 @@ from . import Row, in_own_process
 # --- graphs of up to 100,000 peers ------------------------------------------------------------------
 
 SECONDS, BYTES = 30.0, 2e9
-"""The limits on time and memory."""
+"""The limits on time and memory for graphs."""
 SIZES = (1_000, 10_000, 100_000)
 SHOWN_PEERS = 10_000
 
@@ -75,7 +75,7 @@ CORE, MEGABYTES, BEHIND = 0.5, 250.0, 2.0
 
 
 def page() -> list[Row]:
-    """Measure what watching a large swarm costs, and how old what the page shows may be."""
+    """Measure the processor time and memory of watching a large swarm, and how far the page is behind."""
     share, megabytes, behind, sent = in_own_process(watch, OMP_NUM_THREADS="1")
     limit = "baseline: the limit"
     name = f"page of {PEERS} peers"
@@ -84,12 +84,12 @@ def page() -> list[Row]:
         Row(f"{name}, memory", "MB", megabytes, MEGABYTES, 1.0, "at most",
             f"peak of the whole process, Bokeh included; {limit}"),
         Row(f"{name}, age of what it shows", "s", behind, BEHIND, 1.0, "at most",
-            f"the pause between two looks and the slowest look; {sent:.2f} MB a look; {limit}"),
+            f"the pause between two updates and the slowest update; {sent:.2f} MB an update; {limit}"),
     ]  # fmt: skip
 
 
 def watch() -> tuple[float, float, float, float]:
-    """Return the share of a core, peak megabytes, the greatest delay, and megabytes sent per look."""
+    """Return the share of a core, peak megabytes, the greatest delay, and megabytes sent per update."""
     from bokeh.document import Document
     from bokeh.protocol import Protocol
 
@@ -132,7 +132,7 @@ def watch() -> tuple[float, float, float, float]:
 
 
 class _Connected:
-    """An observer whose messages come from the benchmark."""
+    """Stands for an `Observer` that is connected; the benchmark passes messages to `swarm` itself."""
 
     connected, connection_problem = True, ""
 

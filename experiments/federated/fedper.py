@@ -14,7 +14,7 @@ from ...gossip import Count
 from ...models import ModelError
 from .method import Client, RoundContext, ServerMethod, mean
 
-if TYPE_CHECKING:  # a method's settings are read and explained without torch
+if TYPE_CHECKING:  # so that a method's settings can be read and listed without importing torch
     from torch import Tensor
 
     from ...models import Metrics, SlicedNetwork
@@ -22,7 +22,10 @@ if TYPE_CHECKING:  # a method's settings are read and explained without torch
 
 @dataclass(frozen=True)
 class State:
-    """The server's base layers, their coordinates in a flat network, and the clients' networks."""
+    """The server's base layers, their coordinates in a network's flat vector, and the clients' flat vectors.
+
+    Of a client's vector only the personal layers are used; `base` replaces the rest.
+    """
 
     base: Tensor
     coordinates: Tensor
@@ -35,7 +38,7 @@ class FedPer(ServerMethod):
     nearest_without_server = "gossamer"
 
     personal: Count = 1
-    """K_P: how many of the last layers with parameters a client keeps to itself."""
+    """K_P: how many of the last layers with parameters, in order of definition, a client keeps to itself."""
 
     def start(self, clients: Sequence[Client]) -> State:
         coordinates = base_coordinates(clients[0].network, self.personal)
@@ -76,7 +79,8 @@ def base_coordinates(network: SlicedNetwork, personal: int) -> Tensor:
         for layer in layers[-personal:]
         for parameter in layer.parameters(recurse=False)
     }
-    # Averaged buffers, such as batch-norm statistics, follow the parameters and are shared too.
+    # In the vector, averaged buffers (batch-norm statistics) come after all parameters; they are all shared,
+    # those of personal layers too.
     is_shared = network.flat.new_ones(len(network.flat)).bool()
     start = 0
     for parameter in network.parameters.values():

@@ -1,7 +1,8 @@
-"""Draws a graph as a map: peers at positions that do not overlap and are the same every time.
+"""Draws a graph as a map; the same graph has the same map every time.
 
-Peers are coloured by group, and links by the share of its sender's mass (push-sum's value and weight) that a
-link carries in one exchange. Links and peers whose loss splits the graph are marked.
+Peers are drawn apart from each other and coloured by group. A link's grey is the share of its sender's mass
+(push-sum's sum and weight) that it carries in one exchange. Links and peers whose loss splits the graph are
+marked.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ Distances = NDArray[np.float64]
 """Distances in hops, from one peer or from all peers to each peer."""
 
 MAX_LABELS = 64
-"""The most peers that are labelled; on larger maps no peer is, and directed links have no arrows."""
+"""The most peers that are labelled. On larger maps no peer is, and directed links have no arrows (bridges and
+added links never have)."""
 MAX_GROUPS = 16
 """The most groups that have their own colour and marker; if there are more, all groups look the same."""
 
@@ -41,8 +43,8 @@ PEER_COLOUR, WEAK_COLOUR, ADDED_COLOUR = BLUE, VERMILION, GREEN
 # Shares are drawn in greys, from light to nearly black, since colours stand for groups.
 SHARE_COLOURS = colors.LinearSegmentedColormap.from_list("shares", ["#D0D0D0", "#202020"])
 MAP_SIDE_POINTS = 5.6 * 72
-"""The assumed side, in points, of the unit square of the positions with its margins, by which the sizes of
-markers and labels are chosen. On a page of 8.2 inches, which `show` uses, the square is larger than that."""
+"""The side, in points, at which the unit square of positions with its margins is assumed to be drawn. The
+sizes of markers and labels are chosen for it. `show`, with pages of 8.2 inches, draws the square larger."""
 MARGIN = 0.06
 """The margin around the positions, as a fraction of the unit square's side."""
 MIN_EXTENT = 0.2
@@ -62,7 +64,8 @@ class Map:
     shares: for each link, the share of its sender's mass that it carries in one exchange; of an undirected
         link, the mean of both directions.
     bridges, cut_peers: links and peers whose loss splits the graph.
-    added: links that were added to connect a partial model's peers (`bridge` in topology).
+    added: links that were added to connect a partial model's peers (`bridge = true` in a config).
+    labels: the text at each peer; by default its number. groups: the name of each peer's group, if any.
     """
 
     positions: Positions
@@ -94,7 +97,10 @@ def extent(positions: Positions) -> tuple[float, float]:
 
 
 def page_size(graph_map: Map, max_width: float) -> tuple[float, float]:
-    """Return width and height in inches of a page with a map and its legend, at most `max_width` wide."""
+    """Return width and height in inches of a page with a map and its legend.
+
+    The page is at most `max_width` wide, but never narrower than MIN_PAGE_WIDTH.
+    """
     map_width, map_height = extent(graph_map.positions)
     bar_width = COLOUR_BAR_WIDTH if _needs_colour_bar(graph_map) else 0.0
     inches_per_unit = min((max_width - bar_width) / map_width, MAX_MAP_HEIGHT / map_height)
@@ -175,7 +181,10 @@ def _unmarked_links(
 
 
 def _links_between_groups(graph_map: Map) -> set[tuple[int, int]]:
-    """Return the links between groups if they are few among many, which thin grey lines would hide."""
+    """Return the links between groups, without bridges and added links, if they are to be drawn darker.
+
+    They are if at most 100 of 500 or more links are between groups: thin grey lines would not be seen.
+    """
     if not graph_map.groups or graph_map.directed or len(graph_map.links) < 500:
         return set()
     links = {(u, v) for u, v in graph_map.links if graph_map.groups[u] != graph_map.groups[v]}
@@ -281,7 +290,7 @@ def _text_colour(background: str) -> str:
 
 
 def _in_points(graph_map: Map) -> Positions:
-    """Return the positions of peers in points."""
+    """Return the positions of peers in points, for a map of the size MAP_SIDE_POINTS."""
     return graph_map.positions * MAP_SIDE_POINTS / (1 + 2 * MARGIN)
 
 
@@ -421,7 +430,7 @@ def spread(points: Positions, rounds: int = 200) -> Positions:
 
 
 def target_distance(count: int) -> float:
-    """Return the least distance that `spread` aims at between `count` peers; all fit into the unit square."""
+    """Return the distance that `spread` keeps between `count` peers if it can; there is room for all."""
     return 0.55 / np.sqrt(count)
 
 
@@ -451,10 +460,10 @@ def _rotate_lengthwise(points: Positions) -> Positions:
 
 
 def _pivot_layout(links: csr_array, pivots: int = 50) -> Positions:
-    """Return positions by classical multidimensional scaling of the hops to a few distant peers (pivot MDS).
+    """Return positions by pivot MDS: multidimensional scaling of the hops to up to `pivots` peers.
 
-    It is a circle if the hops give fewer than two dimensions, or if many peers of a small graph would
-    coincide.
+    The pivots are peers far from each other. The layout is a circle instead for fewer than 4 peers, if the
+    hops give fewer than two dimensions (a path), or if many peers of a small graph would coincide.
     """
     count = len(links.indptr) - 1
     angle = 2 * pi * np.arange(count) / max(count, 1)
@@ -500,6 +509,6 @@ def _stress_layout(links: csr_array, start: Positions, rounds: int = 80) -> Posi
 
 
 def _finite_hops(hops: Distances) -> Distances:
-    """Return distances with the infinite ones, between components, two hops above the longest finite one."""
+    """Return hops in which infinite ones (between components) are the longest finite one plus 2."""
     finite = hops[np.isfinite(hops)]
     return np.where(np.isfinite(hops), hops, finite.max() + 2)

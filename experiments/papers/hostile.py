@@ -47,25 +47,25 @@ from . import StudyEntry
 Array = np.ndarray[Any, Any]
 MODEL = "global"
 CLEAN = "clean"
-"""The run in which the hostile members are honest. Its accuracy is that of the same peers as in other
-runs."""
+"""The `line` of a run without attack: the peers that are hostile in other runs behave honestly. They are left
+out of its accuracy too, so that it is comparable."""
 DIGITS = "digits"
-"""The setting in which all attacks are made: every peer has four neighbours, and classes are random."""
+"""The setting in which all attacks are made: every peer has four neighbours and a random part of the data."""
 MESSAGE_DELAY = (0.02, 0.6)
 """The shortest and longest time that a message takes, in rounds."""
 TRIED_STEPS = (0.1, 0.25, 0.5, 1.0, 1.5, 2.5, 5.0)
-"""How far along its direction an adaptive attack tries values, relative to the receiver's distance from its
-honest neighbours."""
+"""How far along its direction an adaptive attack tries values, in units of the median distance between the
+receiver and its honest neighbours."""
 LOCAL_SAMPLES, BATCH, RATE = 100, 25, 0.4
-"""What a peer trains in a round."""
+"""Samples that a peer trains on in a round, the batch size and the learning rate."""
 TEST_SAMPLES = 1000
 """The most samples of a test set that are used, to save time."""
 HEARD_ROUNDS = 10
-"""A peer is cut off from a neighbour if it has followed none of its values in so many rounds at the end."""
+"""A peer counts as cut off from a neighbour if it credited none of its values in so many last rounds."""
 SPAM_MESSAGES = 8
 """Messages that a spamming member sends to each neighbour in a round."""
 FIRST_SEED = 5000
-"""The first seed of the full study: constants of the rule were chosen with lower seeds only."""
+"""The first seed of the full study. Steady gossip's constants were chosen with lower seeds only."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class HostileRun(StudyCell):
     """One run; `line` is the name of the attack.
 
     rule: steady, push-sum, clipped or trimmed.
-    setting: the name, in the table, of the values of the fields that follow.
+    setting: a name for the fields that follow, in the tables.
     graph: a builder of `topology`, karate, or ba:M (Barabási–Albert with M links per added peer).
     place: which peers are hostile: apart (no honest peer has two of them as neighbours, if possible), hub
         (the peer with most links), leaf (with fewest), or together (one honest peer has two of them).
     data: the data set, digits or mnist, and after a colon the samples of each peer.
     alpha: the parameter of a Dirichlet split of the classes; None for a random split.
-    hostile: how many peers are hostile; with hub and leaf it is one.
-    pace: every second peer trains, and sends, only in every so-many-th round.
+    hostile: how many peers are hostile; ignored with hub and leaf, where it is one.
+    pace: peers with odd numbers train and send in one of so many rounds only, the others in every round.
     """
 
     rule: str
@@ -100,7 +100,7 @@ class HostileRun(StudyCell):
 
 
 def learners_of(cell: HostileRun) -> list[SmallLearner]:
-    """Return the peers; the whole network is one partial model, so attacks affect all of it."""
+    """Return the peers' learners; the whole network is one partial model, so attacks affect all of it."""
     data, _, samples = cell.data.partition(":")
     layout = "64=32=10" if data == "digits" else "784=60=10"
     usual_samples = min(50, 1400 // cell.peers) if data == "digits" else 100
@@ -207,7 +207,7 @@ class SmallLearner:
     def accuracy(self) -> float:
         """Return the accuracy on the test set, which all peers have in common.
 
-        It is without the log-prior, which is that of the peer's own class shares.
+        The log-prior is left out, because it fits the peer's own classes and not those of the test set.
         """
         inputs, labels = self.held_out
         *_, outputs = self._outputs(self.value, inputs)
@@ -314,7 +314,7 @@ def flipped_labels(knowledge: Knowledge, sender: int, receiver: int) -> Array:
 
 
 def against_the_mean(knowledge: Knowledge, sender: int, receiver: int) -> Array:
-    """Return the direction that undoes what honest peers have learnt on average in the last rounds."""
+    """Return the direction back to the honest peers' mean of five rounds ago."""
     earlier_mean = knowledge.means[-5:][0] if knowledge.means else knowledge.starts[0]
     return earlier_mean - knowledge.honest_values().mean(axis=0)
 
@@ -350,10 +350,12 @@ ADAPTIVE: Mapping[str, Direction] = {
     "dissensus": dissensus,
     "shared noise": shared_noise,
 }
-"""The directions of adaptive attacks, which send the value along it that moves the receiver most."""
+"""The directions of adaptive attacks, each of which sends the value along its direction that moves the
+receiver most."""
 VARIANTS = {"inflate": "drift, own data", "spam": "drift, test set", "rejoin": "drift, test set"}
-"""Attacks that use the direction of another one, and send it with 16 times the weight (inflate), many times a
-round (spam), or many times a round with a new session for each message (rejoin)."""
+"""Attacks that use the direction of another one. In steady gossip they send it with the weight of 16 peers
+instead of none (inflate), many times a round (spam), or that with a new session for each message (rejoin).
+In push-sum only inflate differs from that other attack; in lockstep none does."""
 FIXED_VALUES: Mapping[str, Forge] = {
     "NaN": lambda knowledge, sender, receiver: np.full_like(knowledge.starts[0], np.nan),
     "1e30": lambda knowledge, sender, receiver: np.full_like(knowledge.starts[0], 1e30),
@@ -370,12 +372,14 @@ FIXED_VALUES: Mapping[str, Forge] = {
 }
 """Attacks whose values do not depend on the rule."""
 DATA_ATTACKS = ("label flip", "silent")
-"""Hostile members that train on wrong labels and are honest otherwise, and those that send nothing."""
+"""Attacks by other means than forged values: training on wrong labels, and sending nothing."""
 ATTACKS = (*ADAPTIVE, *VARIANTS, *FIXED_VALUES, *DATA_ATTACKS)
 """The names of all attacks."""
 WORST_ATTACKS = ("drift, test set", "drift, own data", "dissensus", "rejoin")
 """The attacks that are made on other graphs, data and places too."""
-COMPARED_ATTACKS = (*WORST_ATTACKS, "against the mean", "sign flipped")
+COMPARED_ATTACKS = (
+    "drift, test set", "drift, own data", "dissensus", "against the mean", "sign flipped",
+)  # fmt: skip
 """The attacks that are made on other modes than steady gossip."""
 
 
@@ -433,7 +437,7 @@ def run_gossip(cell: HostileRun) -> Record:
 
 
 def pace_of(cell: HostileRun, peer: int) -> int:
-    """Return in every how many rounds a peer trains."""
+    """Return a peer's pace: it trains in one of so many rounds."""
     return cell.pace if peer % 2 else 1
 
 
@@ -454,10 +458,10 @@ class _GossipSwarm:
         self._numbers = {gossiper.peer: number for number, gossiper in enumerate(self.gossipers)}
         self._forged = 0
         self._heard: dict[tuple[int, int], float] = {}
-        """When a peer last followed a value of another, by (sender, receiver)."""
+        """When a receiver last credited a value of a sender, by (sender, receiver)."""
 
     def cut_off(self, since: float) -> int:
-        """Return in how many pairs of honest neighbours one has followed no value of the other since then."""
+        """Return how many pairs (sender, receiver) of honest neighbours had no value credited since then."""
         pairs = self.knowledge.graph.subgraph(self.knowledge.honest).to_directed().edges
         return sum(self._heard.get(pair, 0.0) < since for pair in pairs)
 
@@ -512,7 +516,7 @@ class _GossipSwarm:
 
 
 def _prepare(cell: HostileRun) -> tuple[Knowledge, str | None]:
-    """Return the swarm of a run and the name of its attack, None for a clean run.
+    """Return what hostile members know of a run, and the name of its attack, None for a clean run.
 
     In the attack `label flip`, the labels of the hostile members' samples are changed here.
     """
@@ -619,7 +623,7 @@ def run_hostile(cell: HostileRun, job: Job) -> Record:
 # --- the study --------------------------------------------------------------------------------------
 
 RULES = ("steady", "push-sum", "clipped", "trimmed")
-"""The ways of averaging that are compared; the table calls them modes."""
+"""The ways of averaging that are compared: `rule` in the code, modes in titles."""
 OTHER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "MNIST": {"data": "mnist"},
     "MNIST, 500 samples": {"data": "mnist:500"},
@@ -640,7 +644,11 @@ OTHER_SEEDS = 3
 
 
 def hostile(entry: StudyEntry, quick: bool, seeds: range) -> Study[HostileRun]:
-    """Return the study: every attack in every mode on the digits, and the worst ones elsewhere."""
+    """Return the study: all attacks on steady gossip and some on the other rules, with the digits; the worst
+    attacks on steady gossip in other settings.
+
+    quick: fewer attacks and rounds, and only the digits.
+    """
     first = 0 if quick else FIRST_SEED
     attacks = WORST_ATTACKS if quick else ATTACKS
     cells: list[HostileRun] = []

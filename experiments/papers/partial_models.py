@@ -20,7 +20,7 @@ from ..study.sweep import Cell, Outcome, run_cells, stackable_batches
 from . import StudyEntry
 
 AUTO: Literal["auto"] = "auto"
-"""The scheme and the curve of peers that decide by themselves what they share: `sharing = "auto"`."""
+"""The scheme of peers that decide by themselves what they share, and the name of its curve."""
 
 
 def figure_study(
@@ -40,7 +40,7 @@ def figure_study(
         dashed line at its accuracy. A run without an x is tested every `test_every` mini-batches, and
         has a point of the curve for each test.
     legend: the title of the legend, which says what the curves' names mean.
-    rearrange: makes records of the figure's points from those of the runs, if they differ.
+    rearrange: turns the records of the runs into those of the figure's points; by default they are equal.
     """
 
     def table(records: Sequence[Record]) -> dict[str, Frame]:
@@ -165,7 +165,7 @@ Scheme: TypeAlias = list[Model] | Literal["auto"]
 
 
 def _run(curve: str, x: int | None, swarm: Config, scheme: Scheme, mini_batch: int) -> Cell:
-    """Return one run: a swarm that shares by this scheme and averages after every `mini_batch` samples.
+    """Return one run: a swarm that shares by this scheme and trains `mini_batch` samples at a time.
 
     The learning rate is the paper's for sigmoid cells, and half of it for tanh cells.
     """
@@ -410,7 +410,7 @@ def number_of_peers(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]
 
 
 def _rotated_labels(rate: int) -> list[TaskEntry]:
-    """Return the tasks of a difference rate: 7 peers have the last `rate` labels rotated, or none for 0."""
+    """Return the tasks of a difference rate: the last `rate` labels are rotated for 7 peers."""
     return [TaskEntry(kind="cycle", last=rate, peers=7)] if rate else []
 
 

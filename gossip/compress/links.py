@@ -47,7 +47,8 @@ MAX_REFERENCE_BYTES = 256 << 20
 _NO_DAMPING = 0.99
 """Gain and cosine above which a message is not damped."""
 SENT_KEPT = 2
-"""Sent values kept per edge: a neighbour may refer to the last but one while the last is in flight."""
+"""Sent values kept per edge and model: the neighbour's message that refers to the last but one may arrive
+after its acknowledgement of the last."""
 
 
 @dataclass(slots=True)
@@ -95,7 +96,7 @@ class Traffic:
 
     @property
     def mean_distortion(self) -> float:
-        """The mean relative distortion of a message; 0 if there was none."""
+        """The mean relative distortion of a compressed value; 0 if there was none."""
         return self.distortion / self.packed if self.packed else 0.0
 
     def __add__(self, other: Traffic) -> Traffic:
@@ -107,7 +108,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reference:
-    """A value that both ends of an edge have, from a credited transfer."""
+    """The value of a credited transfer from or to a neighbour, which both ends of the edge have.
+
+    session: the neighbour's. sequence: the number of the transfer, among those of its sender.
+    """
 
     session: str
     """The neighbour's session."""
@@ -151,20 +155,20 @@ class Links:
     ) -> None:
         self.pipeline = pipeline
         self.dense = False
-        """Whether to send every value, only quantized: for the last exchanges, in which peers agree."""
+        """Whether to quantize only and leave no value out, while peers settle after training."""
         self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)
         self._shapes = shapes or {}
         self._exact: frozenset[str] = frozenset()
         self._max_bytes = max_bytes
         self._edges: OrderedDict[tuple[str, str], _Edge] = OrderedDict()
-        """By (neighbour, model), least recently used first."""
+        """By (neighbour, model), least recently updated first."""
         self.held_bytes = 0
         """Bytes that all references take."""
 
     def set_models(self, shapes: Mapping[str, Shapes], exact: Collection[str] = ()) -> None:
         """Compress these models from now on; references of models that have ended are dropped.
 
-        exact: models that are sent as they are.
+        exact: models that are never compressed.
         """
         self._shapes, self._exact = shapes, frozenset(exact)
         for edge in [each for each in self._edges if each[1] not in shapes]:
@@ -295,7 +299,7 @@ class Links:
             total = total if base_value is None else total + base_value
         if not is_finite(total):
             raise PackError(
-                "non-finite", "a compressed difference leads beyond the range of float32"
+                "non-finite", "a decompressed value is NaN or beyond the range of float32"
             )
         return total
 
@@ -306,7 +310,7 @@ def _values(give: Give) -> Array:
 
 
 def _damping(change: Array, unpacked: Array) -> tuple[float, float]:
-    """Return the least-squares gain of a decompressed change, and its cosine with the original change.
+    """Return the gain and the fraction of the weight (the cosine) that damp a message, each from 0 to 1.
 
     Both are exactly 1 if they are near 1, because a gain costs a multiplication and gains nothing there.
     """

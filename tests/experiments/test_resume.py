@@ -172,7 +172,7 @@ def test_other_learners_are_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_left_to_run_is_told(half: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"key 'rounds': .* after round 3"):
+    with pytest.raises(ConfigError, match=r"key 'rounds': .* of round 3"):
         simulate(Simulation.of(config(rounds=HALF)), at(tmp_path / "rest"), resume=half)
 
 

@@ -95,6 +95,7 @@ def test_ranks_with_another_config_or_version_are_refused(key: str, change: dict
         ("time", {"time": {}}),
         ("sharing", {"sharing": "auto"}),
         ("fednp", {"fednp": {}}),
+        ("training.metrics", {"training": {"metrics": ["f1"]}}),
         ("training.prior", {"training": {"prior": "auto"}}),
         ("gossip.mode", {"gossip": {"mode": "steady"}}),
         ("gossip.robust", {"gossip": {"mode": "rounds", "robust": "median"}}),
