@@ -47,6 +47,7 @@ from .metrics import Metric as Metric
 from .metrics import Metrics as Metrics
 from .metrics import as_record as as_record
 from .metrics import find_metrics as find_metrics
+from .metrics import less_is_better as less_is_better
 from .metrics import measure as measure
 from .network import LAYER_ORDER as LAYER_ORDER
 from .network import SlicedNetwork as SlicedNetwork

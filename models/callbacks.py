@@ -5,7 +5,7 @@
             print(progress.round, progress.value("accuracy"))
             return progress.value("accuracy") > 0.99  # True stops the run
 
-    for round in Arena(learners, callbacks=[Watch()]).run(100): ...
+    for round in Arena(learners).run(100, callbacks=[Watch()]): ...
 
 The same object works in an `Arena`, in `gossamer simulate`, in comparisons and in a live peer. Of every run,
 `start` is called once, then `round` after each round and `test` after each test, and `end` once.
@@ -27,7 +27,7 @@ from gossamer.files import atomic_path
 
 from .errors import ModelError
 from .learner import Learner
-from .metrics import Metrics
+from .metrics import Metrics, less_is_better
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class _Best:
     """The best value of a metric so far, and its round. The less the better, of a loss or an error."""
 
     def __init__(self, metric: str, least: float, smaller: bool | None):
-        smaller = "loss" in metric or "error" in metric if smaller is None else smaller
+        smaller = less_is_better(metric) if smaller is None else smaller
         self._sign, self._metric, self._least = (-1.0 if smaller else 1.0), metric, least
         self.value, self.round = nan, 0
 

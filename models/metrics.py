@@ -114,6 +114,11 @@ def measure(metrics: Iterable[Metric], outputs: Tensor, labels: Tensor) -> dict[
     return named
 
 
+def less_is_better(metric: str) -> bool:
+    """Return whether a metric is a loss or an error, by its name."""
+    return "loss" in metric or "error" in metric or metric in ("mae", "mse", "rmse")
+
+
 def find_metrics(metrics: Sequence[str | Metric]) -> tuple[Metric, ...]:
     """Return metrics of which some are named by METRICS."""
     found: list[Metric] = []

@@ -252,7 +252,7 @@ class SlicedNetwork:
         digest = hashlib.blake2b(digest_size=16)
         for name, value in (frozen := self.frozen).items():
             digest.update(name.encode())
-            digest.update(value.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+            digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest() if frozen else ""
 
     def set_training(self) -> None:
@@ -270,12 +270,20 @@ class SlicedNetwork:
 
     @torch.no_grad()
     def recompute(self, inputs: Tensor, batch: int = 250) -> None:
-        """Replace the statistics of batch norm by their means over batches of `inputs`, without momentum."""
+        """Replace the statistics of batch norm by their means over batches of `inputs`, without momentum.
+
+        Frozen layers keep theirs.
+        """
         if not len(inputs):
             raise ModelError(
                 f"peer {self.peer!r} has no samples to recompute the statistics of batch norm from"
             )
-        norms = [layer for layer in self.module.modules() if isinstance(layer, BATCH_NORMS)]
+        kept = set(frozen_norms(self.module).values()) if self.slicing.anatomy.frozen else set()
+        norms = [
+            layer
+            for layer in self.module.modules()
+            if isinstance(layer, BATCH_NORMS) and layer not in kept
+        ]
         settings = [(norm.momentum, norm.training) for norm in norms]
         was_training = self.module.training
         self.module.eval()

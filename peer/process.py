@@ -87,7 +87,7 @@ async def run_peer(
         )
     if spec.network is not None:
         await asyncio.to_thread(load_trained, learner.network, Path(spec.network))
-    callbacks = make_callbacks(spec.settings.callbacks, folder, spec.name)
+    callbacks = await asyncio.to_thread(make_callbacks, spec.settings.callbacks, folder, spec.name)
     network_file = NetworkFile(
         folder / f"{spec.name}.safetensors", spec.settings.save_network_every,
         spec.entry, spec.arguments,

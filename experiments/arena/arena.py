@@ -352,6 +352,7 @@ class Arena:
                 gains: tuple[Gain, ...] = ()
                 if self.twins is not None:
                     self.twins.train()
+                    self.write_back()  # gains are measured with the learners' own values
                     gains = self.twins.gains() if tested else ()
                 self.write_back()  # after tests, which may recompute statistics of batch norm
                 if tested and followers:
@@ -479,7 +480,8 @@ class Arena:
         group = self._groups[0]
         if len(self._groups) > 1 or not group.stacked or self._device is not None:
             return None
-        return group.locate(0)[0].values
+        values = group.locate(0)[0].values
+        return values if values.device.type == "cpu" else None
 
     def write_back(self) -> None:
         """Copy the values of stacks on another device to the learners; `run` does this after every round."""

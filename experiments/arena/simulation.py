@@ -456,9 +456,9 @@ class ArrayJobs:
             self._parameters[undone[:, None], self._private] = self._private_before[undone]
         self._parameters[:, self._shared] = self._values
 
-    def bytes_sent(self) -> int:
-        """The bytes of the values sent so far, without headers."""
-        return self.swarm.counters["transfer"] * self._values[0].nbytes
+    def values_sent(self) -> int:
+        """Return how many values were sent so far."""
+        return self.swarm.counters["transfer"] * self._values[0].numel()
 
     def _finish(self, peers: np.ndarray, times: np.ndarray) -> None:
         """Finish the jobs of some peers: add their changes to the peers' values, and begin the next jobs."""
@@ -644,7 +644,8 @@ class LearningSimulation:
         """Return, for each model that was sent, its name, the bytes sent, and statistics of compression."""
         if self.arrays is None:
             return self.events.traffic_by_model()
-        return [(self.arrays.model, self.arrays.bytes_sent(), Traffic())]
+        sent = self.arrays.values_sent() * np.dtype(self.config.gossip.dtype).itemsize
+        return [(self.arrays.model, sent, Traffic())]
 
     def _steady_mode(self, peer: int) -> SteadyMode:
         """Return a new SteadyMode, for a peer's next session."""
@@ -1071,7 +1072,7 @@ def _checkpoint_tree(config: Config, arena: Arena, source: str) -> dict[str, Any
     """Return what a checkpoint of a simulation holds."""
     return {
         "arena": arena.state(), "gossamer": __version__, "config": config.model_dump(mode="json"),
-        "files": fingerprint(config, source),
+        "files": fingerprint(_without_callbacks(config), source),
     }  # fmt: skip
 
 
@@ -1108,7 +1109,7 @@ def _resume(
             f"{source}: key {key!r}: {path} is of a run with another value; continue with the same config, "
             f"which is in {folder / 'config.json'}"
         )
-    if tree["files"] != fingerprint(config, source):
+    if tree["files"] != fingerprint(_without_callbacks(config), source):
         raise ConfigError(
             f"{source}: a file or module that it names has changed since {path} was written; run it as a "
             "whole"
@@ -1185,6 +1186,7 @@ def simulate_in_time(
     networks: bool = False,
     threads: int = 1,
     on_test: Callable[[PeerTestResult], None] = lambda _: None,
+    on_mean: Callable[[Mean, float], None] = lambda mean, seconds: None,
     callbacks: Sequence[Callback] = (),
 ) -> list[Path]:
     """Run a config with a [time] table in virtual time, and write the files of `simulate`.
@@ -1193,13 +1195,21 @@ def simulate_in_time(
     go. If the config cannot be run, no results folder is created.
 
     on_test: called with the result of every test of a peer.
-    callbacks: follow the run, as those do that the config names, and may stop it.
+    on_mean: called about a hundred times, and at the end, with the mean accuracy of the online peers and the
+        virtual seconds of the whole run.
+    callbacks: follow the run, as those do that the config names, and may stop it; a run with callbacks is
+        slower (see LearningSimulation.run).
     """
+    next_mean = 0.0
 
     def record_test(test: PeerTestResult) -> None:
+        nonlocal next_mean
         record = _test_record(run.members[test.peer], test.metrics)
         file.write({"time": test.time, "round": test.round, **record})
         on_test(test)
+        if test.time >= next_mean:
+            next_mean = test.time + run.seconds / _CURVE_POINTS
+            on_mean(run.tests.mean(test.time), run.seconds)
 
     warn_unused_keys(config, "virtual", source)
     # Before the results folder is created, since this raises if the config is wrong.
@@ -1222,7 +1232,13 @@ def simulate_in_time(
             run.stop()
             raise
         written += _write_gains(results.folder, run.gains, config.peers)
+        on_mean(run.tests.mean(run.seconds), run.seconds)
     return written
+
+
+def _without_callbacks(config: Config) -> Config:
+    """Return a config without its callbacks, which a resumed run may change."""
+    return config.model_copy(update={"callbacks": ()})
 
 
 def _all_callbacks(callbacks: Sequence[Callback], config: Config, folder: Path) -> list[Callback]:

@@ -42,6 +42,7 @@ from .topology import topology_app
 
 if TYPE_CHECKING:
     from ...models import Callback, Progress
+    from ..arena import Mean
     from ..arena.shards import RankGroup
     from ..config.tables import Config
     from ..results import Results
@@ -245,28 +246,29 @@ def _bar_callback(bar: Any, name: str) -> Callback:
 
 def _in_virtual_time(settings: Config, source: str, results: Results, networks: bool) -> list[Path]:
     """Simulate a config with a [time] table; return the files that were written."""
-    from ...models import Callback
     from ..arena import simulate_in_time
 
-    last: Progress | None = None
+    last: Mean | None = None
 
-    class KeepLast(Callback):
-        def end(self, progress: Progress) -> None:
-            nonlocal last
-            last = progress
+    def show(mean: Mean, seconds: float) -> None:
+        nonlocal last
+        last = mean
+        latest = f"accuracy {mean.accuracy:.3f}" if mean.peers else "no peers present"
+        bar.update(task, total=round(seconds), completed=round(mean.time), latest=latest)
 
-    with console.progress("rounds") as bar:
+    with console.progress("seconds") as bar:
+        task = bar.add_task(settings.name, total=None, latest="")
         files = simulate_in_time(
             settings,
             results,
             source,
             networks=networks,
             threads=os.cpu_count() or 1,
-            callbacks=[_bar_callback(bar, settings.name), KeepLast()],
+            on_mean=show,
         )
-    if last is not None and last.tests:
+    if last is not None and last.peers:
         console.say(
-            f"accuracy {last.value():.3f}: the mean over the {len(last.tests)} of {settings.peers} "
+            f"accuracy {last.accuracy:.3f}: the mean over the {last.peers} of {settings.peers} "
             "peers that are present at the end"
         )
     else:

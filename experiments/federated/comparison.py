@@ -23,7 +23,7 @@ from gossamer.errors import hint
 
 from ...gossip import Count
 from ...gossip.compress import CompressError
-from ...models import ModelError
+from ...models import ModelError, less_is_better
 from ..cli import console
 from ..config.named_files import (
     digest,
@@ -400,11 +400,6 @@ def describe(config: Comparison) -> str:
 
 
 # --- accuracy at equal rounds and at equal bytes --------------------------------------------------------
-
-
-def less_is_better(metric: str) -> bool:
-    """Return whether a metric is a loss or an error."""
-    return "loss" in metric or "error" in metric
 
 
 def worst_decile(values: Sequence[float], metric: str = "accuracy") -> float:

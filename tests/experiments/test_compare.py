@@ -382,6 +382,7 @@ def test_differences_are_paired_by_seed():
 
 def test_of_a_loss_less_is_better():
     assert worst_decile([1.0, 5.0, 3.0], "loss") == 5.0
+    assert worst_decile([1.0, 5.0, 3.0], "rmse") == 5.0
     assert worst_decile([1.0, 5.0, 3.0]) == 1.0
     config = small(metric="loss", seeds=1)
     record = run(Cell("fedavg", config, 0))

@@ -58,6 +58,16 @@ def test_peers_are_the_same_with_and_without_twins(kind: str) -> None:
         assert torch.equal(learner.network.flat, other.network.flat)
 
 
+def test_gains_are_those_of_peers_on_another_device() -> None:
+    """Their own values are copies of those on the device, and must be current when they are compared."""
+    for here, there in zip(
+        Arena(perceptrons(), twins=[0]).run(2),
+        Arena(perceptrons(), twins=[0], device="cpu:0").run(2),
+        strict=True,
+    ):
+        assert here.gains == there.gains
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_twins_are_the_peers_that_train_alone(kind: str) -> None:
     alone = [KINDS[kind]()[index] for index in (0, 2)]

@@ -168,7 +168,7 @@ ONE_MODEL = [{"name": "global", "layout": "64-10-10"}]
         {"models": [{"name": "global", "layout": "64-12-10"}], "weights": "samples"},
         {"training": {"local_samples": 35, "rate": 0.03, "optimizer": "momentum"}},
         {"training": {"local_samples": 60, "rate": 0.03, "optimizer": "adam"}, "every": 2},
-        {"topology": "ring", "gossip": {"exchanges": 2, "fraction": 0.4}},
+        {"topology": "ring", "gossip": {"exchanges": 2, "fraction": 0.4, "dtype": "float64"}},
     ],
     ids=["part", "whole", "momentum", "adam", "ring"],
 )

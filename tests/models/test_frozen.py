@@ -173,6 +173,21 @@ def test_frozen_batch_norm_keeps_its_statistics():
     learner.train(2)
     assert not sliced.module[1].running_mean.any()
     assert sliced.module[4].running_mean.any()
+    sliced.recompute(X[:, 0])
+    assert not sliced.module[1].running_mean.any()
+
+
+def test_a_frozen_scalar_is_part_of_the_digest():
+    """As the temperature of a network that compares pictures with texts."""
+
+    def digest(temperature: float) -> str:
+        module = nn.Sequential(nn.Linear(3, 4))
+        module.register_parameter(
+            "temperature", nn.Parameter(torch.tensor(temperature), requires_grad=False)
+        )
+        return SlicedNetwork(module, {"all": 1.0}, example=X[:2, 0], seed=0).frozen_digest()
+
+    assert digest(0.5) == digest(0.5) != digest(0.7)
 
 
 def test_a_restart_goes_on_where_it_was_and_refuses_another_backbone():
