@@ -993,6 +993,7 @@ def simulate(
     results: Results,
     *,
     networks: bool = False,
+    on_round: Callable[[Round], None] = lambda _: None,
     callbacks: Sequence[Callback] = (),
     checkpoint_every: int | None = None,
     resume: Path | None = None,
@@ -1007,6 +1008,7 @@ def simulate(
     and KeyboardInterrupt is raised again.
 
     networks: whether every peer's network is saved too, as safetensors.
+    on_round: called after every round; with several ranks, on rank 0, with the metrics of all peers.
     callbacks: follow the run, as those do that the config names, and may stop it.
     checkpoint_every: rounds from one checkpoint to the next; they are written to checkpoint.safetensors.
     resume: the folder of an earlier run, which is continued from its checkpoint: its records up to there are
@@ -1046,6 +1048,7 @@ def simulate(
                         record = _test_record(peer, test) | gain_records.get(peer.name, {})
                         file.write({"round": round.index, **record})
                     print_new_decisions()
+                    on_round(round)
                     if checkpoint_every and round.index % checkpoint_every == 0:
                         save_checkpoint(
                             results.folder / CHECKPOINT_FILE,

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,8 +42,7 @@ from .live import service_app
 from .topology import topology_app
 
 if TYPE_CHECKING:
-    from ...models import Callback, Progress
-    from ..arena import Mean
+    from ..arena import Mean, Round
     from ..arena.shards import RankGroup
     from ..config.tables import Config
     from ..results import Results
@@ -216,32 +216,19 @@ def _in_lockstep(
 
     simulation = Simulation.of(settings, source, ranks=ranks)
     with console.progress("rounds") as bar:
-        callbacks = [] if ranks is not None else [_bar_callback(bar, settings.name)]
+        task = bar.add_task(settings.name, total=settings.round_count, latest="")
+
+        def show(round: Round) -> None:
+            bar.update(task, completed=round.index)
+            if round.tests:
+                is_nan = isnan(round.accuracy)  # as of a regression
+                latest = f"loss {round.loss:.4g}" if is_nan else f"accuracy {round.accuracy:.3f}"
+                bar.update(task, latest=latest)
+
         return simulate(
-            simulation, results, networks=networks, callbacks=callbacks, source=source,
+            simulation, results, networks=networks, on_round=show, source=source,
             checkpoint_every=saving["checkpoint"], resume=saving["resume"],
         )  # fmt: skip
-
-
-def _bar_callback(bar: Any, name: str) -> Callback:
-    """Return a callback that shows on a progress bar how far a run is."""
-    from ...models import Callback
-
-    class Bar(Callback):
-        def start(self, progress: Progress) -> None:
-            self.task = bar.add_task(name, total=progress.rounds, latest="")
-
-        def round(self, progress: Progress) -> None:
-            bar.update(self.task, completed=progress.round)
-
-        def test(self, progress: Progress) -> None:
-            mean = progress.value()
-            latest = (
-                f"accuracy {mean:.3f}" if mean == mean else f"loss {progress.value('loss'):.4g}"
-            )
-            bar.update(self.task, latest=latest)
-
-    return Bar()
 
 
 def _in_virtual_time(settings: Config, source: str, results: Results, networks: bool) -> list[Path]:

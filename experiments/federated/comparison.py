@@ -23,7 +23,7 @@ from gossamer.errors import hint
 
 from ...gossip import Count
 from ...gossip.compress import CompressError
-from ...models import ModelError, less_is_better
+from ...models import ModelError
 from ..cli import console
 from ..config.named_files import (
     digest,
@@ -404,6 +404,8 @@ def describe(config: Comparison) -> str:
 
 def worst_decile(values: Sequence[float], metric: str = "accuracy") -> float:
     """Return the mean value of the worst tenth of the clients, rounded up to whole clients."""
+    from ...models import less_is_better  # loads torch, which reading settings does not need
+
     count = math.ceil(len(values) / 10)
     return float(np.mean(sorted(values, reverse=less_is_better(metric))[:count]))
 
@@ -558,6 +560,8 @@ def write_report(
 
 def table(records: Sequence[Record], reference: str | None = None) -> dict[str, Frame]:
     """Return text tables: the standings, methods from best to worst, then bounds; and the differences."""
+    from ...models import less_is_better  # loads torch, which reading settings does not need
+
     budget, metric = common_budget(records), records[0].get("metric", "accuracy")
     at_budget = "equal bytes" if budget is None else f"at {budget / 1e6:.3g} MB"
     rows = standings(records).sort_values(
@@ -678,6 +682,7 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    from ...models import less_is_better  # loads torch, which reading settings does not need
     from ..study.figures import save, tidy
 
     groups, metric = by_method(records), records[0].get("metric", "accuracy")
