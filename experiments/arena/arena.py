@@ -352,8 +352,9 @@ class Arena:
                 gains: tuple[Gain, ...] = ()
                 if self.twins is not None:
                     self.twins.train()
-                    self.write_back()  # gains are measured with the learners' own values
-                    gains = self.twins.gains() if tested else ()
+                    if tested:
+                        self.write_back()  # gains are measured with the learners' own values
+                        gains = self.twins.gains()
                 self.write_back()  # after tests, which may recompute statistics of batch norm
                 if tested and followers:
                     stop = followers.test(replace(progress, tests=self._by_name(tests))) or stop

@@ -127,7 +127,7 @@ class Data(SettingsTable):
     """A data set's name (`gossamer data` lists them), or `sparse` for the paper's binary vectors; or a
     function of your own, `my_module:make_data`, that returns a `gossamer.experiments.data.Dataset`, or
     `PeerDatasets` with a torch Dataset or DataLoader for each peer, for data that do not fit into memory;
-    the other keys of this table have no effect on these. The module's file is in the folder of this config;
+    the other keys of this table cannot be used with these. The module's file is in the folder of this config;
     the function gets `seed` if it has such an argument."""
     partition: Literal["successive", "iid", "dirichlet", "shards", "natural"] = "successive"
     """How samples are split among the peers. successive: in the order of the data set, so that the split is
