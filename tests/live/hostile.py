@@ -5,7 +5,7 @@
 Run by hand, not in CI: twelve processes that load torch, twice, take minutes on two cores. The swarm lives
 once with two hostile members and once with the same two honest. Printed: for both, the mean accuracy of the
 honest peers and the worst of them, and what they refused and why. Exit code 1 if the hostile members cost
-more than .03 of the mean.
+more than .03 of the mean. How many rounds a peer trains depends on the machine; `--rounds` is the least.
 
 A hostile process is a member like the others, with other code: its gossiper sends each neighbour the value
 that the neighbour sent last, moved against what training on the hostile member's own samples would do to it,
@@ -24,7 +24,6 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -87,8 +86,8 @@ class Forger:
     """The last value of every neighbour."""
 
     def noted(self, message: Message) -> Message:
-        """Remember a received value; return the message as the gossiper expects it."""
-        if isinstance(message, Give):
+        """Remember an honest neighbour's value; return the message as the gossiper expects it."""
+        if isinstance(message, Give) and not is_hostile(message.sender):
             self.last[message.sender] = np.array(message.value)
         if isinstance(message, Ack):
             return replace(message, sequence=message.sequence // self.copies)
@@ -98,7 +97,9 @@ class Forger:
         """Return what is sent instead of a message: several transfers for one, with rising numbers."""
         if not isinstance(message, Give):
             return [message]
-        value, first = self.value_for(message), self.copies * message.sequence
+        friend = is_hostile(message.receiver)
+        value = message.value if friend else self.value_for(message)
+        first = self.copies * message.sequence
         return [
             replace(
                 message, value=value, sequence=first + copy,
@@ -123,9 +124,14 @@ class Forger:
 # --- the swarm ------------------------------------------------------------------------------------
 
 
-def config(seed: int, rounds: int) -> Config:
+def is_hostile(peer: str) -> bool:
+    """Return whether a peer is hostile, by its number or its full name."""
+    return int(peer.partition("@")[0]) in HOSTILE
+
+
+def config(seed: int) -> Config:
     return Config(
-        name=f"hostile-{secrets.token_hex(4)}", peers=PEERS, rounds=rounds, test_every=rounds,
+        name=f"hostile-{secrets.token_hex(4)}", peers=PEERS, rounds="forever", test_every=5,
         topology="regular:5", seed=seed,
         data=Data(set="digits", samples=50, partition="iid"),
         network=Network(layout="64=32=10", activation="relu"),
@@ -136,30 +142,35 @@ def config(seed: int, rounds: int) -> Config:
     )  # fmt: skip
 
 
-async def live(folder: Path, url: str, seed: int, rounds: int, hostile: Mapping[int, str]) -> None:
-    """Let a swarm live in a folder: a crash after a third of the rounds, then a newcomer."""
-    spec = plan(config(seed, rounds), folder, BrokerAddress(url))
+async def live(folder: Path, url: str, seed: int, rounds: int, attacked: bool) -> None:
+    """Let a swarm live in a folder until all honest peers have trained so many rounds, the newcomer too."""
+    spec = plan(config(seed), folder, BrokerAddress(url))
+    names = [peer.name for peer in spec.peers if int(peer.name) != NEWCOMER]
+    first = spec.peers[0].settings.expect[:NEWCOMER]
     peers = [
-        replace(peer, settings=peer.settings.updated(expect=(), silence=2.0)) for peer in spec.peers
+        replace(
+            peer,
+            entry=f"hostile:{HOSTILE[index]}" if attacked and index in HOSTILE else peer.entry,
+            # The others start together.
+            settings=peer.settings.updated(
+                expect=() if index == NEWCOMER else first, founder=None, silence=120.0
+            ),
+        )
+        for index, peer in enumerate(spec.peers)
     ]
-    for index, entry in hostile.items():
-        settings = peers[index].settings.updated(rounds="forever")
-        peers[index] = replace(peers[index], entry=f"hostile:{entry}", settings=settings)
     late = peers.pop(NEWCOMER)
-    honest = [peer.name for index, peer in enumerate(peers) if index not in hostile]
     watched = Watched(replace(spec, peers=peers))
     newcomer = Watched(replace(spec, peers=[late], folder=folder / "newcomer"))
-    crashed = peers[CRASHED].name
 
     async def interfere() -> None:
-        await watched.reached(rounds // 3, crashed)
-        os.kill(watched.swarm.pids[crashed], signal.SIGKILL)
-        await watched.returned(crashed)
-        joins = asyncio.create_task(newcomer.run())
-        await watched.reached(rounds, *honest)
+        await watched.reached(rounds // 3, str(CRASHED))
+        os.kill(watched.swarm.pids[str(CRASHED)], signal.SIGKILL)
+        await watched.returned(str(CRASHED))
+        joins = asyncio.create_task(newcomer.swarm.run())
         await newcomer.reached(rounds, late.name)
-        for index in hostile:  # they would go on for ever
-            os.kill(watched.swarm.pids[peers[index].name], signal.SIGTERM)
+        await watched.reached(rounds, *(name for name in names if not is_hostile(name)))
+        newcomer.swarm.stop()
+        watched.swarm.stop()
         await joins
 
     async with asyncio.TaskGroup() as group:
@@ -174,27 +185,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args(arguments)
     means: list[float] = []
-    for what, hostile in (("without attack", {}), ("two hostile members", HOSTILE)):
+    for attacked in (False, True):
         with tempfile.TemporaryDirectory() as name, Broker(BrokerSettings()) as broker:
             folder = Path(name)
-            asyncio.run(live(folder, broker.url, options.seed, options.rounds, hostile))
+            asyncio.run(live(folder, broker.url, options.seed, options.rounds, attacked))
             files = [*folder.glob("*.report.json"), *folder.glob("newcomer/*.report.json")]
             reports = [json.loads(path.read_text()) for path in files]
-        hostile_names = {str(index) for index in HOSTILE}
-        honest = [r for r in reports if r["peer"].partition("@")[0] not in hostile_names]
+        honest = [report for report in reports if not is_hostile(report["peer"])]
         accuracies = [report["accuracy"] for report in honest]
+        rounds = [report["rounds"] for report in honest]
         means.append(float(np.mean(accuracies)))
         refused = Counter[str]()
         for counters in (report[key] for report in honest for key in ("gossip", "dropped")):
-            refused.update(
-                {k: n for k, n in counters.items() if (n and "refused" in k) or k == "rate"}
-            )
+            refused.update({key: count for key, count in counters.items() if "refused" in key})
         print(
-            f"{what}: {len(honest)} honest peers, accuracy {means[-1]:.3f}, worst {min(accuracies):.3f}; "
-            f"{dict(refused)}"
+            f"{'two hostile members' if attacked else 'without attack'}: {len(honest)} honest peers after "
+            f"{min(rounds)} to {max(rounds)} rounds, accuracy {means[-1]:.3f}, worst {min(accuracies):.3f}; "
+            f"{dict(refused)}",
+            flush=True,
         )
     cost = means[0] - means[1]
-    print(f"the hostile members cost {cost:.3f} of at most {BAR}")
+    print(f"the hostile members cost {cost:.3f}, and may cost {BAR}")
     return 0 if cost <= BAR else 1
 
 

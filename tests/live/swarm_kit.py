@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ class Watched:
     def joined(self, name: str) -> int:
         """How often a peer has joined: once, and again after every crash."""
         log = self.swarm.spec.folder / f"host-{name}.log"
-        return log.read_text().count(f"peer {name} joins swarm")
+        return len(re.findall(rf"peer {name}(@\w+)? joins swarm", log.read_text()))
 
     def round(self, name: str) -> int:
         """The last round that a peer has trained."""
