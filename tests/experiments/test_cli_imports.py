@@ -116,6 +116,7 @@ def test_lists_keys_brokers_and_mistakes_are_answered_without_torch(tmp_path: Pa
         ["data", "numbers"],
         ["study", "hard"],
         ["paper", "widths", "--quick"],
+        ["status", "mqtt://127.0.0.1:1", "garden"],
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:  # so that no broker stays
         broker = ["broker", "--port", str(taken.getsockname()[1])]
