@@ -189,7 +189,7 @@ def with_palette(drawn: FigureCanvasAgg) -> bytes:
     from PIL import Image
 
     small = io.BytesIO()
-    image = Image.frombuffer("RGBA", drawn.get_width_height(), drawn.buffer_rgba())
+    image = Image.frombuffer("RGBA", drawn.get_width_height(), bytes(drawn.buffer_rgba()))
     few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     few.save(small, "png", optimize=True)
     return small.getvalue()

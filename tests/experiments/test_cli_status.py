@@ -11,7 +11,7 @@ from cli_kit import runs
 
 from gossamer.gossip import MqttTransport, topics
 from gossamer.gossip.security import Admission, Identity, SwarmSecurity, invite, public_text
-from gossamer.peer import Ended, ModelSummary, PeerEvent, Summary, free_port
+from gossamer.peer import Ended, ModelSummary, PeerEvent, Summary
 from gossamer.peer.presence import Card, Status
 
 FIELDS = [("layer.weight (global)", [4, 3], "float32")]
@@ -217,8 +217,8 @@ def test_a_swarm_that_is_not_there_is_one_line(status, garden):
     )
 
 
-def test_a_broker_that_is_not_there_is_one_line(status):
-    url = f"mqtt://127.0.0.1:{free_port('127.0.0.1')}"
+def test_a_broker_that_is_not_there_is_one_line(status, silent_port):
+    url = f"mqtt://127.0.0.1:{silent_port}"
     assert url.removeprefix("mqtt://") in mistake(status(url, "garden"))
 
 
