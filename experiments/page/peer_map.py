@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 from bokeh.palettes import Viridis256
 
-from ..graphs.drawing import positions
+from ..graphs.placement import positions
 from .history import History, natural
 from .style import INK, WIDGET_STYLE, Model, bk, line_figure, text_style
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import http.client
 import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import replace
@@ -27,6 +29,17 @@ from gossamer.experiments.page import (
 from gossamer.experiments.page.figures import Panels
 from gossamer.experiments.page.server import build_page, host_in_url
 from gossamer.peer import ObservedPeer, Summary, SwarmState, TimelineEvent
+
+
+def test_a_watcher_loads_neither_torch_nor_what_draws_files() -> None:
+    heavy = ("torch", "matplotlib", "scipy.optimize", "pandas")
+    code = (
+        "import sys; from gossamer.peer import Observer; "
+        "from gossamer.experiments.page import LiveSource, serve_page; "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def visit(tmp_path: Path, token: str | None, visits: Callable[[str], Awaitable[None]]) -> None:
