@@ -327,8 +327,10 @@ class Panels:
                 "text": [f"{event.peer}: {event.text}" for event in marked],
                 "what": [MARKED[event.kind] for event in marked],
             }
-        first = min((event.time for event in events), default=0.0)
-        self._event_range.update(start=min(first, 0.0), end=max(self._history.now, 1.0))
+        first = min((event.time for event in events if event.time < 0), default=0.0)
+        last = max(self._history.now, 1.0)
+        margin = 0.02 * (last - first)  # else the first mark and the last are cut in two
+        self._event_range.update(start=first - margin, end=last + margin)
 
 
 def group_colours(states: Sequence[PeerState]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite, nan
+from os import SEEK_END
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,7 +60,7 @@ class Folder:
         if not self.info.get("finished", False):
             lines.append(f"{self.path}: the run was not finished; this is what it had written")
         lines += [
-            f"{self.path}: {name} is damaged, perhaps half written; what it says is left out"
+            f"{self.path}: {name} is damaged, perhaps half written; what cannot be read is left out"
             for name in self.damaged
         ]
         if "versions" not in self.info and RUN_FILE not in self.damaged:
@@ -325,6 +326,9 @@ def _common(folder: Path, shown: Path, info: Record | None = None) -> dict[str, 
         for name in (RUN_FILE, "config.json", PEERS_FILE, "study.json")
         if (folder / name).exists() and not _json(folder / name)
     ]
+    if info.get("finished"):  # else a line may be being written
+        files = ("metrics.jsonl", "runs.jsonl", EVENTS_FILE)
+        damaged += [name for name in files if _is_cut(folder / name)]
     command = str(info.get("command", ""))
     name = str(config.get("name") or study.get("name") or folder.name)
     return {
@@ -487,6 +491,15 @@ def _json(path: Path) -> Record:
     except (OSError, ValueError):
         return {}
     return table if isinstance(table, dict) else {}
+
+
+def _is_cut(path: Path) -> bool:
+    """Return whether a file ends within a line."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, SEEK_END)
+        return file.read() != b"\n"
 
 
 def _csv(path: Path) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ applied to a `History` in order of time. Pages and reports draw a `History`, and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
@@ -25,6 +26,7 @@ Kind = Literal[
 ]  # fmt: skip
 GONE = frozenset({"left", "dead", "lost", "refused"})
 """States of peers that do not take part any more."""
+_DIGITS = re.compile(r"([0-9]+)")
 _RETURNS = frozenset({"joined", "back", "rejoined", "restarted"})
 
 
@@ -234,9 +236,9 @@ def pair(a: str, b: str) -> tuple[str, str]:
     return (a, b) if natural(a) <= natural(b) else (b, a)
 
 
-def natural(name: str) -> tuple[int, str]:
-    """Sort key of names: numbers by their value, and peer-2 before peer-10."""
-    return (len(name), name)
+def natural(name: str) -> list[str | int]:
+    """Sort key of names: by the alphabet, and numbers in them by their value, peer-2 before peer-10."""
+    return [int(part) if index % 2 else part for index, part in enumerate(_DIGITS.split(name))]
 
 
 def group_peers(tasks: Mapping[str, str], models: Mapping[str, Sequence[str]]) -> dict[str, str]:

@@ -201,7 +201,7 @@ def test_live_swarm_becomes_a_history() -> None:
     now[0] = 1002.0
     source.poll()
     history = source.history
-    assert history.links == {("ben", "anna")}
+    assert history.links == {("anna", "ben")}
     assert history.mean.y == [0.5]
     assert history.peers["anna"].gain == pytest.approx(0.1)
     assert [(event.time, event.peer) for event in history.events] == [(-10.0, "anna")]

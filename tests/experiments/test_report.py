@@ -249,12 +249,13 @@ def test_parts_of_other_runs_are_not_joined(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["run.json", "config.json", "peers.json"])
+@pytest.mark.parametrize("name", ["run.json", "config.json", "peers.json", "metrics.jsonl"])
 def test_damaged_file_of_a_folder_is_named(tmp_path: Path, name: str) -> None:
     folder = write_run(tmp_path / "run")
     (folder / name).write_text((folder / name).read_text()[:-3])
     _, problems = report(tmp_path, folder)
     assert (
-        f"{folder}: {name} is damaged, perhaps half written; what it says is left out" in problems
+        f"{folder}: {name} is damaged, perhaps half written; what cannot be read is left out"
+        in problems
     )
     assert not any("older version" in line for line in problems)
