@@ -47,7 +47,6 @@ from ...models import (
     Metrics,
     ModelError,
     Progress,
-    Scorer,
     SwarmGain,
     as_record,
     make_callbacks,
@@ -79,6 +78,7 @@ from ..graphs.swarm import (
     pushes_of,
     steady_graph,
     swarm_graph,
+    warn_without_score,
 )
 from ..results import (
     PEERS_FILE,
@@ -947,11 +947,7 @@ def _mixing_over_wire(
 def _graph(config: Config, members: list[Member], source: str) -> nx.Graph:
     """Return which peers may push to each other: all, if the config has no topology."""
     if config.gossip.mode == "steady":
-        if not all(isinstance(member.learner, Scorer) for member in members):
-            console.warn(
-                f"{source}: learners of this kind have no method score, so values of other peers are bounded "
-                "by their distance alone, whatever their loss"
-            )
+        warn_without_score(members[0].learner, source)
         return steady_graph(config, shared_models(members), source)
     if config.topology is None:
         return nx.complete_graph(config.peers)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from ...gossip import FANOUT, needed_neighbours
+from ...gossip import FANOUT, needed_neighbours, tolerated
 from ...peer import NeighbourSettings
 from ...topology import (
     BUILDERS,
@@ -263,7 +263,13 @@ def importing_from(folder: Path) -> Iterator[None]:
 def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
     """Return the graph of a spec, as `swarm_graph` describes it; raise TopologyError if it does not fit."""
     builder = "" if isinstance(spec, nx.Graph | Path) else parse(spec)[0]
+    steady = config.gossip.mode == "steady"
     if builder in SCHEDULES:
+        if steady:
+            raise TopologyError(
+                "not with gossip.mode = 'steady': neighbours change before they are known well enough to be "
+                "judged; name a graph that does not change"
+            )
         if config.bridge:
             raise TopologyError(
                 f"{builder} changes over time, so no links can be added to it; leave out 'bridge'"
@@ -271,10 +277,14 @@ def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
         topology = _from_schedule(config.name, build_schedule(spec, config.peers, config.seed))
         require_models_connected(topology.graph, models)
     else:
-        graph, added = _bridge_if_asked(
-            build(spec, config.peers, config.seed), models, config.bridge
-        )
-        if config.bridge and config.gossip.mode == "steady" and not graph.is_directed():
+        graph = build(spec, config.peers, config.seed)
+        if steady and graph.is_directed():
+            raise TopologyError(
+                "not with gossip.mode = 'steady': on a directed graph a peer cannot choose whom it listens "
+                "to; name an undirected one"
+            )
+        graph, added = _bridge_if_asked(graph, models, config.bridge)
+        if config.bridge and steady:
             needed = needed_neighbours(config.gossip.hostile)
             links = links_to_add(graph, models or {"": range(config.peers)}, needed)
             purpose = f"give every peer {needed} neighbours"
@@ -415,17 +425,26 @@ def steady_graph(config: Config, models: Members, source: str = "config") -> nx.
     return nx.complete_graph(config.peers) if topology is None else topology.graph
 
 
+def warn_without_score(learner: object, source: str) -> None:
+    """Print a note if the learners of a config, of which this is one, cannot score values in steady mode."""
+    from ...models import Scorer  # loads torch, which drawing a graph does not need
+
+    if not isinstance(learner, Scorer):
+        console.warn(
+            f"{source}: learners of this kind have no method score, so values of other peers are bounded by "
+            "their distance alone, whatever their loss"
+        )
+
+
 def check_steady(
     config: Config, topology: SwarmGraph | None, models: Members, source: str = "config"
 ) -> None:
-    """Raise ConfigError for keys, and for graphs, that steady gossip cannot work with.
+    """Raise ConfigError for keys, and for numbers of neighbours, that steady gossip cannot work with.
 
     Peers with too few neighbours to withstand a hostile one, if `gossip.hostile` is left to the peers, are
     named on the terminal. models: the peers of each shared partial model; all peers if empty.
     """
     _refuse_keys(config, source)
-    if topology is not None:
-        _refuse_graph(topology, source)
     graph = nx.complete_graph(config.peers) if topology is None else topology.graph
     _check_neighbours(config, graph, models or {"": range(config.peers)}, source)
 
@@ -446,10 +465,6 @@ def _refuse_keys(config: Config, source: str) -> None:
             "no weight is given away; leave it out",
         ),
         "gossip.rule": (config.gossip.rule != "push", "no weight is given away; leave it out"),
-        "weights": (
-            config.weights == "samples",
-            "members could claim any number of samples, so every peer counts once; leave it out",
-        ),
         "sharing": (
             config.sharing == "auto",
             "one hostile member could decide what all share; name the partial models",
@@ -490,19 +505,6 @@ def check_robust(config: Config, source: str = "config") -> None:
             )
 
 
-def _refuse_graph(topology: SwarmGraph, source: str) -> None:
-    if topology.changing is not None:
-        raise ConfigError(
-            f"{source}: key 'topology': not with gossip.mode = 'steady': neighbours change before they are "
-            "known well enough to be judged; name a graph that does not change"
-        )
-    if topology.graph.is_directed():
-        raise ConfigError(
-            f"{source}: key 'topology': not with gossip.mode = 'steady': on a directed graph a peer cannot "
-            "choose whom it listens to; name an undirected one"
-        )
-
-
 def _check_neighbours(config: Config, graph: nx.Graph, models: Members, source: str) -> None:
     """Raise ConfigError, or print a note, if peers have too few neighbours for `gossip.hostile`."""
     hostile = config.gossip.hostile
@@ -512,17 +514,23 @@ def _check_neighbours(config: Config, graph: nx.Graph, models: Members, source: 
         return
     named = ", ".join(f"{peer} ({count})" for peer, count in list(few.items())[:NAMED])
     named += f" and {len(few) - NAMED} more" * (len(few) > NAMED)
+    large = {model: peers for model, peers in models.items() if len(peers) > needed}
+    remedies: list[str] = []
+    if few_neighbours(graph, large, needed):
+        command = f"gossamer topology advise --hostile {tolerated(hostile, 0)} --graph {source}"
+        remedies.append(f"add links ({command} names them, bridge = true adds them)")
+    if small := [model or "one model" for model in models.keys() - large.keys()]:
+        remedies.append(f"let {needed + 1} or more peers share {', '.join(sorted(small))}")
+    remedy = ", and ".join(remedies)
     if hostile == "auto":
         console.warn(
             f"{source}: peers with fewer than {needed} neighbours do not withstand a hostile one among them: "
-            f"{named}; gossamer topology advise --hostile 1 --graph {source} names links to add, and "
-            "bridge = true adds them"
+            f"{named}; {remedy}"
         )
         return
     raise ConfigError(
         f"{source}: key 'gossip.hostile': to withstand {hostile} hostile neighbours a peer needs {needed}, "
-        f"and fewer have: {named}; lower it, or add links (gossamer topology advise --hostile {hostile} "
-        f"--graph {source})"
+        f"and fewer have: {named}; lower it, or {remedy}"
     )
 
 
