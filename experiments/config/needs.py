@@ -1,7 +1,8 @@
-"""Finds keys of a config that have no effect in a run, so that the user is told instead of misled.
+"""Finds keys of a config that do not fit its run, so that the user is told instead of misled.
 
-For example, `data.alpha` has an effect only with partition = "dirichlet". `NEEDS` lists what each such key
-needs. `warn_unused_keys` checks a config before it is run, `refuse_unused_axes` the keys of a sweep.
+Some have no effect: `data.alpha`, for example, needs partition = "dirichlet". `NEEDS` lists what each such
+key needs. `warn_unused_keys` checks a config before it is run, `refuse_unused_axes` the keys of a sweep.
+Others exclude each other: `CONFLICTS` lists them, and `refuse_conflicts` checks a config.
 """
 
 from __future__ import annotations
@@ -234,6 +235,109 @@ REFUSED_IN_COMPARISONS: tuple[Need, ...] = tuple(
     )
 )
 """Keys that comparisons do not support, of the tables that their configs share with those of swarms."""
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Keys that cannot be combined with something else, each with the reason.
+
+    text: the error, in which {key} and {reason} stand for the first such key that a config sets.
+    """
+
+    text: str
+    reasons: Mapping[str, str]
+
+
+_REFUSED_VALUES = {
+    "data.set": "sparse",
+    "gossip.mode": "steady",
+    "gossip.dtype": "float16",
+    "training.prior": "auto",
+}
+"""The one value of a key that conflicts refuse; of all other keys they refuse any but the default."""
+_LOSSY = ("gossip.compress", "gossip.drift", "gossip.dtype")
+_MESSAGES = "messages are simulated in one process"
+_NEIGHBOURS = "what peers know of their neighbours"
+_NO_WEIGHT = "values are combined without weight"
+_ONE_DECIDES = "one hostile member could decide what all share"
+_NOT_DECIDED = {
+    "data.set": "sparse vectors, which are not learned by gradients",
+    "fednp": "FedNP, whose loss is not a sum over samples",
+    "training.proximal": "a penalty beside the loss of samples",
+    "network.sizes": "networks of several sizes",
+}
+
+CONFLICTS = {
+    "shards": Conflict(
+        "key '{key}': not over several processes: {reason}; leave out the key, or use one process",
+        {
+            "time": "virtual time is simulated in one process",
+            "callbacks": "callbacks see all peers",
+            "sharing": "what peers share is decided in one process",
+            "fednp": "FedNP is simulated in one process",
+            "training.metrics": "named metrics are not sent to rank 0",
+            "training.prior": '"auto" compares the labels of all peers',
+            **dict.fromkeys(("gossip.mode", "gossip.robust", *_LOSSY), _MESSAGES),
+            "models.*.matching": "cells are matched in one process",
+        },
+    ),
+    "checkpoints": Conflict(
+        "key '{key}': checkpoints do not hold {reason}; leave out the key, or --checkpoint and --resume",
+        {
+            "sharing": "the measurements by which peers decide",
+            **dict.fromkeys(("gossip.mode", "gossip.robust"), _NEIGHBOURS),
+            **dict.fromkeys(_LOSSY, "what was sent over each link"),
+            "models.*.matching": "cells at a common width",
+        },
+    ),
+    "auto": Conflict(
+        "key 'sharing': peers cannot decide what they share with {reason} ({key}); leave one of them out",
+        {
+            **_NOT_DECIDED,
+            "models.*.matching": "matched cells",
+            **dict.fromkeys(_LOSSY, "inexact or skipped messages"),
+        },
+    ),
+    "live auto": Conflict(
+        "key 'sharing': live peers cannot decide what they share with {reason} ({key}); leave one of them "
+        "out",
+        {"dry_run": "a dry run, which is for gossamer simulate", **_NOT_DECIDED},
+    ),
+    "steady": Conflict(
+        "key '{key}': not with gossip.mode = 'steady': {reason}",
+        {
+            "gossip.compress": "a compressor's error stays with weight, and values have none; leave it out, "
+            'or set dtype = "float16"',
+            "gossip.drift": "neighbours judge values by the last ones that they saw; leave it out",
+            **dict.fromkeys(
+                ("gossip.fraction", "gossip.rule"), "no weight is given away; leave it out"
+            ),
+            "sharing": f"{_ONE_DECIDES}; name the partial models",
+            "models.*.matching": "cells are matched by averages with weight; leave matching out",
+            "network.trained": "a network that was trained before is matched when it joins; leave it out",
+        },
+    ),
+    "robust": Conflict(
+        "key '{key}': not with gossip.robust: {reason}; leave one of them out",
+        {
+            **dict.fromkeys(("gossip.compress", "gossip.rule", "weights"), _NO_WEIGHT),
+            "sharing": _ONE_DECIDES,
+            "models.*.matching": "cells are matched by averages with weight",
+        },
+    ),
+}
+"""What excludes other keys: several processes, checkpoints, sharing = "auto" in lockstep and live, steady
+gossip, robust means."""
+
+
+def refuse_conflicts(name: str, config: Experiment, source: str = "config") -> None:
+    """Raise ConfigError, which names the key, if a config has one that CONFLICTS[name] excludes."""
+    conflict = CONFLICTS[name]
+    for pattern, reason in conflict.reasons.items():
+        for key, table in _set_keys(config, pattern.split(".")):
+            value = getattr(table, key.rpartition(".")[2])
+            if value == _REFUSED_VALUES.get(pattern, value):
+                raise ConfigError(f"{source}: {conflict.text.format(key=key, reason=reason)}")
 
 
 def warn_unused_keys(config: Experiment, run: Run, source: str = "config") -> None:

@@ -33,7 +33,7 @@ from ..build import (
     shared_models,
     trained_file,
 )
-from ..config.needs import warn_unused_keys
+from ..config.needs import refuse_conflicts, warn_unused_keys
 from ..config.tables import (
     Config,
     ConfigError,
@@ -70,7 +70,8 @@ class SwarmLayout:
 
     def __init__(self, config: Config, source: str, swarm: Swarm) -> None:
         require_push(config, source, "live peers", "run gossamer simulate")
-        _check_auto_sharing(config, source)
+        if config.sharing == "auto":
+            refuse_conflicts("live auto", config, source)
         warn_unused_keys(config, "live", source)
         if config.training.prior == "auto" and (
             config.training.proximal or config.fednp is not None
@@ -265,26 +266,6 @@ def _for_one_peer(config: Config) -> Config:
     return config.model_copy(
         update={"training": config.training.model_copy(update={"prior": "none"})}
     )
-
-
-def _check_auto_sharing(config: Config, source: str) -> None:
-    """Raise if live peers cannot decide what they share as this config says."""
-    if config.sharing != "auto":
-        return
-    refused = {
-        "dry_run": ("in a dry run", config.dry_run),
-        "fednp": ("with FedNP, whose loss is not a sum over samples", config.fednp is not None),
-        "training.proximal": ("with a penalty beside the loss", config.training.proximal > 0),
-        "data.set": ("of sparse vectors", config.data.set == "sparse"),
-        "network.sizes": ("with networks of several sizes", bool(config.network.sizes)),
-    }
-    for key, (what, given) in refused.items():
-        if given:
-            simulated = ", or run gossamer simulate" if key == "dry_run" else ""
-            raise ConfigError(
-                f"{source}: key 'sharing': live peers cannot decide what they share {what} ({key}); leave "
-                f"one of them out{simulated}"
-            )
 
 
 def _assigned_by_hand(members: Sequence[Member], source: str) -> Assignment:
