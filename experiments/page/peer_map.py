@@ -180,7 +180,7 @@ def _graph_title(history: History) -> str:
     if not history.sent.y:
         return "peers and links"
     counted = all(peer.bytes_to for peer in history.peers.values() if peer.bytes)
-    return f"peers and links; thicker: more bytes sent{'' if counted else ', estimated'}"
+    return f"peers and links; width: bytes sent{'' if counted else ', estimated'}"
 
 
 def place_by_hops(names: Names, links: Links) -> Positions:
