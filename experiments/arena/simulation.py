@@ -72,6 +72,7 @@ from ..cli import console
 from ..config.named_files import fingerprint
 from ..config.needs import warn_unused_keys
 from ..config.tables import Churn, Config, ConfigError, Time
+from ..data import Dataset, PeerDatasets, load_or_stream
 from ..graphs.swarm import (
     WINDOW,
     check_robust,
@@ -131,6 +132,7 @@ class Simulation:
         *,
         warn: bool = True,
         ranks: RankGroup | None = None,
+        load_data: Callable[..., Dataset | PeerDatasets] = load_or_stream,
     ) -> Simulation:
         """Build every peer of a config; raise ConfigError if the peers will not fit into memory.
 
@@ -138,6 +140,7 @@ class Simulation:
 
         warn: whether to print a warning about keys that have no effect in lockstep.
         ranks: the processes among which the peers are divided; this process builds its own only.
+        load_data: as for `Swarm`.
         """
         if ranks is not None:
             refuse_in_shards(config, source)
@@ -146,7 +149,7 @@ class Simulation:
         if ranks is not None:
             return cls._of_rank(config, source, ranks)
         _check_memory(config, source)
-        members, stores = members_in_order(Swarm(config, source))
+        members, stores = members_in_order(Swarm(config, source, load_data))
         if config.gossip.mode == "steady":
             graph = _graph(config, members, source)
             mixing = Steady(graph, pushes_of(config), config.gossip.hostile)

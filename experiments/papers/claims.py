@@ -171,7 +171,7 @@ def decided(values: Mapping[str, float], wanted: str, what: str) -> Finding:
     else:
         text = ", ".join(f"{name}: {amount(value)}" for name, value in values.items())
     cases = {name: meets(value, wanted) for name, value in values.items()}
-    return by_case(cases, f"{what} {text} (wanted {wanted})")
+    return by_case(cases, f"{what}, wanted {wanted}; {text}")
 
 
 def above(line: str, *others: str, wanted: str = "> 0", at: str = "", each: bool = False) -> Decide:
@@ -213,7 +213,7 @@ def change(
                 continue
             a, b = points[line, first], points[line, last]
             changes[line] = b / a if ratio else b - a
-            between = f"at {last} {'divided by' if ratio else 'less'} at {first},"
+            between = f"at {last} {'divided by' if ratio else 'less'} at {first}"
         return decided(changes, wanted, between)
 
     return decide
@@ -237,7 +237,7 @@ def apart(*lines: str, wanted: str) -> Decide:
     def decide(points: Points) -> Finding:
         names = lines or points.paper_lines
         columns = [[points[line, x] for line in names] for x in points.xs]
-        return decided({"widest": max(max(c) - min(c) for c in columns)}, wanted, "distance")
+        return decided({"at most": max(max(c) - min(c) for c in columns)}, wanted, "distance")
 
     return decide
 
@@ -448,10 +448,10 @@ _TABLE: Mapping[str, Mapping[str, Decide]] = {
     "pfnm-sensitivity": {
         "PFNM is robust to σ0² and γ0 (within .02), classes split evenly":
         apart(*map(_EVEN, _PRIORS), wanted="<= 0.02"),
-        "and not": apart(*map(_UNEVEN, _PRIORS), wanted="<= 0.02"),
+        "and split unevenly": apart(*map(_UNEVEN, _PRIORS), wanted="<= 0.02"),
         "σ² has almost no effect if classes are split evenly (within .02)":
         apart(*map(_EVEN, _VARIANCES), wanted="<= 0.02"),
-        "and more if they are not, but every value is competitive (within .1)":
+        "and more if they are split unevenly, but every value is competitive (within .1)":
         apart(*map(_UNEVEN, _VARIANCES), wanted="<= 0.1"),
     },
     "pfnm-table": {
