@@ -88,7 +88,7 @@ AS_IN_THE_PAPER: dict[str, Figure] = {
     "semi-local": curves(
         (25, 150),
         {
-            NONE: constant(0.5),
+            NONE: constant(0.52),
             ALL: constant(0.55),
             EACH: constant(0.6),
             PART: constant(0.61),
@@ -311,6 +311,7 @@ def test_claims_do_not_hold_for_the_opposite(name: str) -> None:
         "affected by",
         "hardly affected",
         "severely affected",
+        "(Control.)",
     }
     for claim in CLAIMS[name]:
         if not any(words in claim.text for words in flat):
@@ -325,6 +326,13 @@ def test_an_effect_is_seen_where_a_claim_says_that_there_is_none() -> None:
     figure = {**AS_IN_THE_PAPER["layouts"], ("4 layers: 784-300-100-0", 10): 0.6}
     verdicts = {c.text: c.decide(points_of(figure)).verdict for c in CLAIMS["layouts"]}
     assert verdicts["and is less affected by the difference rate than level 80"] == FAILS
+
+
+@pytest.mark.parametrize(("name", "line"), [("convergence", "0"), ("semi-local", NONE)])
+def test_a_control_tells_that_networks_have_not_learnt_yet(name: str, line: str) -> None:
+    low = {key: 0.2 if key[0] == line else y for key, y in AS_IN_THE_PAPER[name].items()}
+    (control,) = (claim for claim in CLAIMS[name] if claim.text.startswith("(Control.)"))
+    assert control.decide(points_of(low)).verdict == FAILS
 
 
 def test_there_are_forty_claims_about_studies_that_exist() -> None:
