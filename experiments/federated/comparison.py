@@ -228,6 +228,7 @@ def run(cell: Cell, callbacks: Sequence[Callback] = ()) -> Record:
 
     callbacks: follow the run, and may stop it.
     """
+    import_from(Path(cell.source).parent)  # a worker of a cluster has not read the config
     config, method = cell.config, cell.config.method(cell.line)
     clients = clients_of(config, method, cell.seed, cell.source)
     record = run_method(
