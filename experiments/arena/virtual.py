@@ -330,7 +330,8 @@ class LearningSimulation:
         shared_values: list[dict[str, Array]] = [{} for _ in self.members]
         shapes: dict[str, Shapes] = {}
         for model, peers in peers_of_model.items():
-            shapes[model] = blocks(schema_entries(self.members[peers[0]].network, model))
+            if config.gossip.compress is not None:
+                shapes[model] = blocks(schema_entries(self.members[peers[0]].network, model))
             for peer in peers:
                 values = self.members[peer].network.read(model)
                 shared_values[peer][model] = values.cpu().numpy()
@@ -393,7 +394,7 @@ class LearningSimulation:
             self.arrays = None
             self._stores, self.events = self._make_gossipers(self._peers_of_model)
         end = self.seconds * (1 + _TIME_TOLERANCE)
-        try:
+        with self._callbacks.ending():
             if self.arrays is not None:
                 self.arrays.run(end)
                 self.rounds = self.arrays.rounds.tolist()
@@ -414,8 +415,6 @@ class LearningSimulation:
                 self._callbacks.round(self._progress(self.seconds))
             if self._stopped_by in ("", "round"):
                 self._callbacks.test(self._progress(self.seconds, tested=True))
-        finally:
-            self._callbacks.end()
         self._measure_gains(online)
 
     def _follow(self) -> bool:

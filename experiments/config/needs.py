@@ -30,13 +30,12 @@ that only live peers use, because they run the same file. In a sweep, all of the
 class Case:
     """One use of a key: the config that sets it, and how the config is run.
 
-    table: the table that contains the key. sweep: whether the key is varied by a sweep.
+    table: the table that contains the key.
     """
 
     config: Any
     run: Run
     table: Any
-    sweep: bool = False
 
     @property
     def sparse(self) -> bool:
@@ -115,12 +114,9 @@ NEEDS: tuple[Need, ...] = (
         "sweep",
         "this is a single run; gossamer sweep runs all combinations, and expand of "
         "gossamer.experiments.study.sweep lists them",
-        lambda case: case.sweep,
+        lambda case: False,
         "refuse",
     ),
-    Need("name", "results do not depend on it", lambda case: not case.sweep),
-    Need("test_every", "a sweep uses only the test of the last round", lambda case: not case.sweep),
-    Need("gain", "a sweep does not measure it", lambda case: not case.sweep),
     Need(
         "rounds",
         "time.seconds decides when to stop: leave out one of them",
@@ -218,6 +214,12 @@ NEEDS: tuple[Need, ...] = (
         "it is a probability, but events are read from time.churn.trace: leave out one of them",
         lambda case: bool(case.config.time) and not getattr(case.config.time.churn, "trace", None),
     ),
+)
+
+UNUSED_IN_SWEEPS: tuple[Need, ...] = (
+    Need("test_every", "a sweep uses only the test of the last round", lambda case: False),
+    Need("gain", "a sweep does not measure it", lambda case: False),
+    Need("callbacks", "a sweep does not call them", lambda case: False),
 )
 
 REFUSED_IN_COMPARISONS: tuple[Need, ...] = tuple(
@@ -377,12 +379,18 @@ def _message(source: str, key: str, need: Need) -> str:
     return f"{source}: key {key!r}: has no effect here: {need.reason}"
 
 
-def unused(config: Experiment, run: Run) -> Iterator[tuple[str, Need]]:
-    """Yield the keys that a config sets, to other values than the default, without effect in a run."""
-    for need in NEEDS if run != "compare" else REFUSED_IN_COMPARISONS + NEEDS:
+def unused(config: Experiment, run: Run, more: Sequence[Need] = ()) -> Iterator[tuple[str, Need]]:
+    """Yield the keys that a config sets, to other values than the default, without effect in a run.
+
+    more: what is needed beside NEEDS.
+    """
+    for need in (*(REFUSED_IN_COMPARISONS if run == "compare" else more), *NEEDS):
         for key, table in _set_keys(config, need.key.split(".")):
             if not need.met(Case(config, run, table)):
                 yield key, need
+
+
+_NAME = Need("name", "results do not depend on it", lambda case: False)
 
 
 def refuse_unused_axes(
@@ -391,7 +399,7 @@ def refuse_unused_axes(
     """Raise if a sweep varies a key that has no effect in any of its runs; configs: those of the runs."""
     for key in (key for key, values in axes.items() if len(values) > 1):
         pattern = ".".join("*" if step.isdigit() else step for step in key.split("."))
-        for need in NEEDS:
+        for need in (_NAME, *UNUSED_IN_SWEEPS, *NEEDS):
             if need.reaction == "refuse" or not f"{pattern}.".startswith(f"{need.key}."):
                 continue
             cases = (_case(config, key) for config in configs)
@@ -407,7 +415,7 @@ def _case(config: Config, key: str) -> Case:
     table: Any = config
     for step in key.split(".")[:-1]:
         table = table[int(step)] if isinstance(table, list) else getattr(table, step, None)
-    return Case(config, _run_of(config), table, sweep=True)
+    return Case(config, _run_of(config), table)
 
 
 def _set_keys(table: Any, steps: Sequence[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -432,8 +440,9 @@ def warn_unused_in_sweep(
     config: Config, axes: Mapping[str, Sequence[Any]], runs: Sequence[Config], source: str
 ) -> None:
     """Print a warning for every key, except the swept ones, that has no effect in any run of a sweep."""
-    unused_by_run = [{key for key, _ in unused(run, _run_of(run))} for run in runs]
-    for key, need in unused(config, _run_of(runs[0])):
+    more = UNUSED_IN_SWEEPS
+    unused_by_run = [{key for key, _ in unused(run, _run_of(run), more)} for run in runs]
+    for key, need in unused(config, _run_of(runs[0]), more):
         is_unused = key not in axes and all(key in keys for keys in unused_by_run)
         if need.reaction == "warn" and is_unused:
             console.warn(_message(source, key, need))

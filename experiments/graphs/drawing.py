@@ -24,8 +24,7 @@ from ..study.figures import BLUE, GREEN, MARKERS, ORANGE, PURPLE, SKY_BLUE, VERM
 from .placement import Positions, smallest_distance
 
 MAX_LABELS = 64
-"""The most peers that are labelled. On larger maps no peer is, and directed links have no arrows (bridges and
-added links never have)."""
+"""The most peers that are labelled. On larger maps no peer is, and directed links have no arrows."""
 MAX_GROUPS = 16
 """The most groups that have their own colour and marker; if there are more, all groups look the same."""
 
@@ -130,36 +129,41 @@ def _draw_links(axes: Axes, graph_map: Map) -> None:
     greys = SHARE_COLOURS(scale(shares))
     between_groups = _links_between_groups(graph_map)
     unmarked = _unmarked_links(graph_map, between_groups)
-    if graph_map.directed and graph_map.peers <= MAX_LABELS:
-        gap = marker_diameter(graph_map.positions) / 2 + 1
-        for i in unmarked:
-            _draw_arrow(axes, ends[i], greys[i], gap, width)
-    else:
-        axes.add_collection(
-            LineCollection(
-                list(ends[unmarked]),
-                colors=greys[unmarked],
-                linewidths=width,
-                alpha=alpha,
-                zorder=1,
-            )
-        )
-    styles = (
+    marked = (
         (between_groups, "#606060", "-"),
         (graph_map.added, ADDED_COLOUR, ":"),
         (graph_map.bridges, WEAK_COLOUR, "--"),
     )
-    for links, colour, style in styles:
-        indices = [i for i, link in enumerate(graph_map.links) if link in links]
+    if graph_map.directed and graph_map.peers <= MAX_LABELS:
+        gap = marker_diameter(graph_map.positions) / 2 + 1
+        for i in unmarked:
+            _draw_arrow(axes, ends[i], gap, color=greys[i], linewidth=width, zorder=1)
+        for links, colour, style in marked:
+            for i in _indices(graph_map, links):
+                _draw_arrow(
+                    axes, ends[i], gap, color=colour, linewidth=1.6, linestyle=style, zorder=2
+                )
+        return
+    axes.add_collection(
+        LineCollection(
+            list(ends[unmarked]), colors=greys[unmarked], linewidths=width, alpha=alpha, zorder=1
+        )
+    )
+    for links, colour, style in marked:
         axes.add_collection(
             LineCollection(
-                list(ends[indices]),
+                list(ends[_indices(graph_map, links)]),
                 colors=colour,
                 linewidths=1.2 if style == "-" else 2.0,
                 linestyles=style,
                 zorder=2,
             )
         )
+
+
+def _indices(graph_map: Map, links: Set[tuple[int, int]]) -> list[int]:
+    """Return the indices of some of a map's links."""
+    return [i for i, link in enumerate(graph_map.links) if link in links]
 
 
 def _unmarked_links(
@@ -182,12 +186,12 @@ def _links_between_groups(graph_map: Map) -> set[tuple[int, int]]:
     return links - graph_map.bridges - graph_map.added if len(links) <= 100 else set()
 
 
-def _draw_arrow(axes: Axes, ends: Positions, colour: Any, gap: float, width: float) -> None:
+def _draw_arrow(axes: Axes, ends: Positions, gap: float, **style: Any) -> None:
     """Draw a directed link; gap: the distance, in points, that it keeps from the positions of its peers."""
     axes.add_patch(
         FancyArrowPatch(
             tuple(ends[0]), tuple(ends[1]), arrowstyle="-|>", mutation_scale=8, shrinkA=gap,
-            shrinkB=gap, linewidth=width, color=colour, connectionstyle="arc3,rad=0.08", zorder=1,
+            shrinkB=gap, connectionstyle="arc3,rad=0.08", **style,
         )
     )  # fmt: skip
 

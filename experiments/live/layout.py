@@ -167,7 +167,7 @@ class SwarmLayout:
         # are matched.
         matched = needs_matching(config)
         computed: dict[str, Any] = {
-            "swarm": swarm_name(config),
+            "swarm": config.name,
             "trust": config.trust.kind,
             # With "own", the learner is built with its prior.
             "prior": "auto" if config.training.prior == "auto" else "none",
@@ -228,14 +228,14 @@ class SwarmLayout:
         if config.trust.kind == "swarm":
             patterns = AUTO_MODELS if config.sharing == "auto" else ()
             names, credentials = make_credentials(
-                folder / "trust", swarm_name(config), self.members, patterns
+                folder / "trust", config.name, self.members, patterns
             )
         peers = [
             self.peer(index, names, **peer_credentials)
             for index, peer_credentials in enumerate(credentials)
         ]
         address = broker.with_defaults(config.gossip)
-        return SwarmSpec(swarm_name(config), address, folder, peers, config.gossip.per_process)
+        return SwarmSpec(config.name, address, folder, peers, config.gossip.per_process)
 
     def _servers(self, names: Sequence[str]) -> dict[str, str]:
         """Return which peer is the server of each partial model, round-robin; empty in other modes."""
@@ -300,11 +300,6 @@ def _check_founder(config: Config, source: str, peers_of_model: dict[str, list[i
                 f"does not implement {model!r}; add peer 0 to that model, start all peers from the same "
                 "values (network.equal_starts = true, no network.trained), or run gossamer simulate"
             )
-
-
-def swarm_name(config: Config) -> str:
-    """Return the config's name, shortened and with characters that MQTT topics do not allow replaced."""
-    return "".join(c if c.isalnum() or c in "._-" else "-" for c in config.name)[:64]
 
 
 def _neighbours_by_step(
