@@ -89,8 +89,8 @@ class Panels:
         self.groups = bk.ColumnDataSource(
             {name: [] for name in ("xs", "ys", "group", "colour", "width")}
         )
-        self.models = bk.ColumnDataSource({name: [] for name in ("xs", "ys", "model", "colour")})
-        self.metrics = bk.ColumnDataSource({name: [] for name in ("xs", "ys", "metric", "colour")})
+        self.models = bk.ColumnDataSource(line_columns("model", {}))
+        self.metrics = bk.ColumnDataSource(line_columns("metric", {}))
         self.sent = bk.ColumnDataSource({"x": [], "y": []})
         self.events = bk.ColumnDataSource(_event_columns([], None))
         self.marks = bk.ColumnDataSource({name: [] for name in ("time", "colour", "text", "what")})

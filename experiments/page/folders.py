@@ -32,6 +32,10 @@ SAMPLES = 200
 """How many times the curves of a run in seconds are sampled; of a run in rounds, every round is."""
 
 
+STOPPING = 0.05
+"""The share of a live run, at its end, in which a peer that leaves was stopped with the others."""
+
+
 @dataclass(frozen=True)
 class Folder:
     """What every results folder has: its config, and what its command says about itself.
@@ -447,13 +451,15 @@ def _live_events(
         for peer in named[1].split(", ") if named else [""]:
             yield Event(max(time - origin, 0.0), kind, label_of(peer), text)
     last = {each.peer: each.time for each in observations}
+    start, end = observations[0].time, observations[-1].time
+    stopping = end - STOPPING * (end - start)
     for path in folder.glob("*.report.json"):
         report = _json(path)
-        if (peer := label_of(str(report.get("peer", "")))) in last:
-            text = f"{report.get('ended', '')}: {report.get('reason', '')}".strip(": ")
+        peer, ended = label_of(str(report.get("peer", ""))), report.get("ended", "")
+        if peer in last and ended != "finished" and last[peer] < stopping:
+            text = f"{'' if ended == 'left' else ended}: {report.get('reason', '')}".strip(": ")
             # A network's report has no time; its peer's last record is a moment older.
-            if report.get("ended") != "finished":
-                yield Event(last[peer], "left", peer, text)
+            yield Event(last[peer], "left", peer, text)
 
 
 def label_of(peer: str) -> str:

@@ -78,7 +78,9 @@ def line_figure(title: str, height: int, x_label: str = "", **options: Any) -> M
 def named_lines(source: Model, name: str, title: str, height: int, **options: Any) -> Model:
     """Return a figure of a source's lines (columns xs, ys, colour), with a legend of the column `name`."""
     plot = line_figure(title, full_height(height, len(source.data[name])), **options)
-    lines = plot.multi_line("xs", "ys", source=source, line_color="colour", line_width=2.2)
+    lines = plot.multi_line(
+        "xs", "ys", source=source, line_color="colour", line_dash="dash", line_width=2.2
+    )
     plot.add_tools(bk.HoverTool(renderers=[lines], tooltips=[(name, f"@{name}")]))
     plot.add_layout(line_legend([bk.LegendItem(label={"field": name}, renderers=[lines])]), "below")
     return plot
@@ -91,6 +93,7 @@ def line_columns(
     return {
         "xs": [list(x) for x, _ in lines.values()], "ys": [list(y) for _, y in lines.values()],
         name: list(lines), "colour": [COLOURS[i % len(COLOURS)] for i in range(len(lines))],
+        "dash": ["solid" if i < len(COLOURS) else "dashed" for i in range(len(lines))],
     }  # fmt: skip
 
 
