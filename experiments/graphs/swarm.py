@@ -80,6 +80,7 @@ class SwarmGraph:
     models: the peers of each shared partial model, if known.
     added: links that were added to connect partial models' peers (`bridge` in a config).
     rule: how a peer of the swarm weights what it sends.
+    rule_is_set: whether a config names the rule, rather than having the default.
     """
 
     name: str
@@ -88,6 +89,7 @@ class SwarmGraph:
     models: Members = field(default_factory=dict)
     added: Bridging = NO_LINKS_ADDED
     rule: Rule = "push"
+    rule_is_set: bool = False
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -214,14 +216,18 @@ def print_graph_notes(
 ) -> None:
     """Print which links bridging added, and a note if the graph has link weights that are not used.
 
+    Where a config names the rule, there is no such note: its author has chosen.
+
     hint: how the weights could be used. rule: the swarm's rule if left out. named: whether each line begins
         with the graph's name.
     """
+    is_chosen = rule is None and graph.rule_is_set
     rule = rule or graph.rule
     lines: list[str] = []
     if graph.added.edges:
         lines.append(describe_bridging(graph.added, graph.labels))
-    if not graph.changing and rule != "edges" and has_weights(graph.graph):
+    unused = not graph.changing and rule != "edges" and has_weights(graph.graph)
+    if unused and not is_chosen:
         shares = "equal shares" if rule == "push" else f"shares by the rule {rule}"
         line = f"weights on the topology's links are not used: peers send {shares}"
         lines.append(f"{line}; {hint}" if hint else line)
@@ -297,7 +303,8 @@ def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
         except TopologyError as error:
             raise TopologyError(f"{error}, and bridge = true adds them") from None
         topology = SwarmGraph(config.name, graph, added=added)
-    return replace(topology, models=models, rule=config.gossip.rule)
+    is_set = "rule" in config.gossip.model_fields_set
+    return replace(topology, models=models, rule=config.gossip.rule, rule_is_set=is_set)
 
 
 def _from_schedule(name: str, schedule: Schedule) -> SwarmGraph:

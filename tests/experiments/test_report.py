@@ -229,6 +229,8 @@ def test_only_a_long_run_leaves_a_report_unasked(
     console.leave_report(folder, took=console.REPORT_AFTER - 1)
     assert f"gossamer report {folder}" in capsys.readouterr().out.replace("\n", "")
     assert not (folder / "report.html").exists()
+    console.leave_report(folder, took=console.REPORT_AFTER, find=lambda name: None)
+    assert "pip install 'gossamer[page]', then gossamer report" in capsys.readouterr().out
     console.leave_report(folder, took=console.REPORT_AFTER)
     assert f"wrote {folder / 'report.html'}" in capsys.readouterr().out.replace("\n", "")
     assert (folder / "report.html").exists()
