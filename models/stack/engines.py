@@ -442,7 +442,7 @@ class ChainEngine:
         if not fits or self._fused is None or not isinstance(job.rule, PlainRule):
             return False
         low, high = job.labels.aminmax()  # the kernel does not check them, and torch does
-        return 0 <= int(low) and int(high) < self._fused[0][-1] and fused_kernel() is not None
+        return int(low) >= 0 and int(high) < self._fused[0][-1] and fused_kernel() is not None
 
     def train_fused(self, values: Tensor, rows: Sequence[int], job: TrainingJob) -> list[Metrics]:
         """Train some rows of a stack in place with the compiled kernel."""
