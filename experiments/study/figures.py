@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -189,7 +190,7 @@ def with_palette(drawn: FigureCanvasAgg) -> bytes:
     from PIL import Image
 
     small = io.BytesIO()
-    image = Image.frombuffer("RGBA", drawn.get_width_height(), bytes(drawn.buffer_rgba()))
+    image = Image.fromarray(np.asarray(drawn.buffer_rgba()))
     few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     few.save(small, "png", optimize=True)
     return small.getvalue()

@@ -80,7 +80,8 @@ def test_without_a_command_help_is_shown(gossamer: Run) -> None:
 def test_simulate_says_which_files_it_wrote(gossamer: Run) -> None:
     result = gossamer("simulate", "tiny.toml", "--networks")
     assert result.code == 0
-    *lines, offer = result.out.splitlines()
+    outcome, *lines, offer = result.out.splitlines()
+    assert outcome == "accuracy 0.125 after round 2: the mean over 2 peers, from 0.100 to 0.150"
     assert offer == "a page of these results: gossamer report results/tiny/001"
     written = [line.removeprefix("wrote ") for line in lines]
     assert written == [

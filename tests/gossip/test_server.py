@@ -206,9 +206,8 @@ def settle(world: World) -> None:
 
 @settings(max_examples=40, deadline=None)
 @example(plan=["goes-midway", "returns", "round"], seed=65)
-@example(
-    plan=["goes-idle", *["round"] * 5, "returns", "round"], seed=39
-)  # every answer to one is lost
+# Every answer to one transfer is lost.
+@example(plan=["goes-idle", *["round"] * 5, "returns", "round"], seed=39)
 @given(
     plan=st.lists(
         st.sampled_from(["round", "goes-idle", "goes-midway", "leaves", "returns"]),

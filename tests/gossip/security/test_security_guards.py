@@ -1,4 +1,4 @@
-"""Guards on values: bounds, rates, quarantine, and the initial estimate of a newcomer."""
+"""Guards on values: bounds, rates, and the initial estimate of a newcomer."""
 
 from __future__ import annotations
 
