@@ -359,7 +359,8 @@ def headline(history: History) -> str:
     """Say in one line how many peers there are, and how well they do."""
     present = [peer for peer in history.peers.values() if not peer.gone]
     gone = len(history.peers) - len(present)
-    parts = [f"<b>{len(present)}</b> peers" + (f", {gone} gone" if gone else "")]
+    peers = "peer" if len(present) == 1 else "peers"
+    parts = [f"<b>{len(present)}</b> {peers}" + (f", {gone} gone" if gone else "")]
     accuracies = history.accuracies()
     if accuracies:
         worst = min(accuracies, key=lambda name: accuracies[name])

@@ -151,7 +151,7 @@ def causes(result):
         ({"models": {"global": ModelSummary(True, diverged=True)}}, "peer anna: global diverged"),
         ({"refused": {"eve": "mode is 'async' here"}}, "peer anna refuses peer eve: mode is 'async' here"),
         (
-            {"state": "left", "ended": Ended("failed", "cannot average with ben", time.time())},
+            {"state": "left", "ended": Ended("failed", "peer anna: cannot average with ben", time.time())},
             "peer anna could not take part: cannot average with ben",
         ),
         ({"ago": None}, "no summary of 1 online peer (anna): upgrade them"),
