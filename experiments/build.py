@@ -689,29 +689,6 @@ def write_peers(path: Path, peers: Sequence[PeerFacts], graph: nx.Graph | None) 
     write_json(path, {"peers": [asdict(peer) for peer in peers], "links": links})
 
 
-def refuse_auto_sharing(config: Config, source: str, peers: str, hint: str) -> None:
-    """Raise if sharing = "auto", for peers that cannot decide by themselves what they share.
-
-    peers: which peers these are, for the message, as in "live peers". hint: what to do instead.
-    """
-    if config.sharing == "auto":
-        raise ConfigError(
-            f"{source}: key 'sharing': {peers} cannot decide what they share; {hint}, or say it in models"
-        )
-
-
-def require_push(config: Config, source: str, peers: str, hint: str) -> None:
-    """Raise unless gossip.rule = "push", the only rule for peers that send messages.
-
-    peers: which peers these are, for the message, as in "live peers". hint: what to do instead.
-    """
-    if config.gossip.rule != "push":
-        raise ConfigError(
-            f"{source}: key 'gossip.rule': {peers} support only the rule 'push', not "
-            f"{config.gossip.rule!r}; leave the key out, or {hint}"
-        )
-
-
 def check_compression(
     config: Config, members: list[Member], peers_of_model: dict[str, list[int]], source: str
 ) -> None:

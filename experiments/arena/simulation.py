@@ -32,7 +32,6 @@ from ..build import (
     check_compression,
     choose_twins,
     members_in_order,
-    require_push,
     shared_models,
 )
 from ..cli import console
@@ -40,7 +39,7 @@ from ..config.named_files import fingerprint
 from ..config.needs import refuse_conflicts, warn_unused_keys
 from ..config.tables import Config, ConfigError
 from ..data import Dataset, PeerDatasets, load_or_stream
-from ..graphs.swarm import WINDOW, check_robust, push_graph, pushes_of, swarm_graph
+from ..graphs.swarm import WINDOW, check_robust, mixing_of, push_graph, pushes_of, swarm_graph
 from ..results import SHARING_FILE, Results, make_folder, read_records, write_json
 from .arena import Arena, Round, read_arena_state
 from .events import Wire
@@ -110,11 +109,7 @@ class Simulation:
         if config.gossip.robust != "none":
             mixing = robust_mixing(config, shared_models(members), source)
             return cls(config, members, mixing, stores, Wire.of(config.gossip))
-        mixing = None
-        if config.topology is not None or config.bridge or config.gossip.rule != "push":
-            from ..graphs import mixing_of  # scipy is slow to import, and needed only with a graph
-
-            mixing = mixing_of(config, shared_models(members), source)
+        mixing = _mixing_on_graph(config, shared_models(members), source)
         sharing = _auto_sharing(config, members, source) if config.sharing == "auto" else None
         if not config.gossip.lossy_keys:
             return cls(config, members, mixing, stores, sharing=sharing)
@@ -145,11 +140,7 @@ class Simulation:
         require_agreement(ranks, data | {"the graph of key 'topology'": digest}, source)
         members = swarm.members()
         shard = Shard(ranks, rank_of, [member.network for member in members])
-        mixing = None
-        if config.topology is not None or config.bridge or config.gossip.rule != "push":
-            from ..graphs import mixing_of
-
-            mixing = mixing_of(config, shard.models, source)
+        mixing = _mixing_on_graph(config, shard.models, source)
         return cls(config, members, mixing, shard=shard)
 
     def peers(self) -> list[PeerFacts]:
@@ -273,6 +264,15 @@ def robust_mixing(config: Config, peers_of_model: Mapping[str, list[int]], sourc
     return Robust(gossip.robust, graph, gossip.exchanges or 1, gossip.hostile)
 
 
+def _mixing_on_graph(
+    config: Config, peers_of_model: Mapping[str, list[int]], source: str
+) -> Gossip | None:
+    """Return how peers average on the config's graph; None if it has none."""
+    if config.topology is None and not config.bridge and config.gossip.rule == "push":
+        return None
+    return mixing_of(config, peers_of_model, source)
+
+
 def _mixing_over_wire(
     config: Config, members: list[Member], mixing: Mixing | None, source: str
 ) -> Mixing:
@@ -285,7 +285,7 @@ def _mixing_over_wire(
     all peers in `rounds` mode, and send all their mass to one server in `server` mode.
     """
     lossy_key = config.gossip.lossy_keys[0]
-    require_push(config, source, "peers that send messages", f"leave out 'gossip.{lossy_key}'")
+    refuse_conflicts("messages", config, source)
     check_compression(config, members, shared_models(members), source)
     if mixing is not None:
         return mixing

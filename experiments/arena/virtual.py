@@ -36,11 +36,9 @@ from ..build import (
     check_compression,
     choose_twins,
     members_in_order,
-    refuse_auto_sharing,
-    require_push,
     shared_models,
 )
-from ..config.needs import warn_unused_keys
+from ..config.needs import refuse_conflicts, warn_unused_keys
 from ..config.tables import Churn, Config, ConfigError, Time
 from ..graphs.swarm import push_graph, pushes_of
 from ..results import Results, write_csv
@@ -264,8 +262,7 @@ class LearningSimulation:
                 f"{source}: key 'models': matching 'fuse' is not supported in virtual time; leave out "
                 "[time], or run live peers with gossamer swarm"
             )
-        require_push(config, source, "peers in virtual time", "leave out [time]")
-        refuse_auto_sharing(config, source, "peers in virtual time", "leave out [time]")
+        refuse_conflicts("virtual", config, source)
         self.members, _ = members_in_order(Swarm(config, source))
         self.graph = graph = push_graph(config, self.members, source)
         self.world, self.seconds = _world(config, graph, source)

@@ -260,6 +260,7 @@ _REFUSED_VALUES = {
 _LOSSY = ("gossip.compress", "gossip.drift", "gossip.dtype")
 _MESSAGES = "messages are simulated in one process"
 _NEIGHBOURS = "what peers know of their neighbours"
+_PUSH_ONLY = "peers that send messages divide their mass by the rule 'push'"
 _NO_WEIGHT = "values are combined without weight"
 _ONE_DECIDES = "one hostile member could decide what all share"
 _NOT_DECIDED = {
@@ -300,6 +301,18 @@ CONFLICTS = {
             **dict.fromkeys(_LOSSY, "inexact or skipped messages"),
         },
     ),
+    "virtual": Conflict(
+        "key '{key}': not in virtual time: {reason}; leave out the key, or [time]",
+        {"gossip.rule": _PUSH_ONLY, "sharing": "each peer goes on by itself, and none decides"},
+    ),
+    "messages": Conflict(
+        "key '{key}': not with gossip.compress, drift or float16: {reason}; leave out one of them",
+        {"gossip.rule": _PUSH_ONLY},
+    ),
+    "live": Conflict(
+        "key '{key}': not with live peers: {reason}; leave out the key, or run gossamer simulate",
+        {"gossip.rule": _PUSH_ONLY},
+    ),
     "live auto": Conflict(
         "key 'sharing': live peers cannot decide what they share with {reason} ({key}); leave one of them "
         "out",
@@ -328,8 +341,8 @@ CONFLICTS = {
         },
     ),
 }
-"""What excludes other keys: several processes, checkpoints, sharing = "auto" in lockstep and live, steady
-gossip, robust means."""
+"""What excludes other keys: several processes, checkpoints, sharing = "auto" in lockstep and live, virtual
+time, inexact messages in lockstep, live peers, steady gossip, robust means."""
 
 
 def refuse_conflicts(name: str, config: Experiment, source: str = "config") -> None:

@@ -29,7 +29,6 @@ from ..build import (
     Swarm,
     check_compression,
     choose_twins,
-    require_push,
     shared_models,
     trained_file,
 )
@@ -69,7 +68,7 @@ class SwarmLayout:
     """
 
     def __init__(self, config: Config, source: str, swarm: Swarm) -> None:
-        require_push(config, source, "live peers", "run gossamer simulate")
+        refuse_conflicts("live", config, source)
         if config.sharing == "auto":
             refuse_conflicts("live auto", config, source)
         warn_unused_keys(config, "live", source)
