@@ -43,7 +43,16 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from .. import IsCorrect, Loss, Metrics, SgdLearner, SlicedNetwork, cross_entropy, squared_error
+from .. import (
+    IsCorrect,
+    Loss,
+    Metrics,
+    SgdLearner,
+    SlicedNetwork,
+    cross_entropy,
+    decision_threshold,
+    squared_error,
+)
 from ..optimizers import PlainRule, UpdateRule
 from . import plan
 
@@ -630,8 +639,7 @@ def score(
     if peer_axis:
         labels = labels.view(peers, outputs.shape[0], -1).transpose(0, 1).contiguous()
     if classes == 1:
-        threshold = 0.0 if loss is cross_entropy else 0.5
-        correct = (outputs[..., 0] > threshold) == (labels > 0)
+        correct = (outputs[..., 0] > decision_threshold(loss)) == (labels > 0)
     else:
         correct = _is_label_largest(outputs, labels)
     if loss is squared_error:  # the same value, computed without one-hot labels
