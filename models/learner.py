@@ -349,7 +349,7 @@ class SgdLearner:
         if scheduler is not None:
             self.scheduler = scheduler(cast("torch.optim.Optimizer", self.optimizer))
         self.generator = torch.Generator().manual_seed(seed)
-        self.order = torch.empty(0, dtype=torch.int64)
+        self.order = np.empty(0, np.int64)  # an array, because slices of it are taken much faster
         self.log_prior = log_prior
         self.data, self.window = data, window
 
@@ -540,7 +540,7 @@ class SgdLearner:
         """
         state: dict[str, Any] = {
             "optimizer": _deep_copy(self.optimizer.state_dict()),
-            "order": self.order.clone(),
+            "order": torch.from_numpy(self.order.copy()),
             "generator": self.generator.get_state(),
         }
         if self.scheduler is not None:
@@ -565,7 +565,7 @@ class SgdLearner:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None and "scheduler" in state:
             self.scheduler.load_state_dict(state["scheduler"])
-        self.order = state["order"].clone()
+        self.order = state["order"].numpy().copy()
         if len(self.order) and int(self.order.max()) >= self.sample_count:
             self.order = self.order[:0]  # samples added while it ran are not restored
         self.generator.set_state(state["generator"])
@@ -588,9 +588,9 @@ class SgdLearner:
             samples = self.sample_count
             new_epochs = ceil((count - len(order)) / samples)
             epochs = (torch.randperm(samples, generator=self.generator) for _ in range(new_epochs))
-            order = torch.cat([order, *epochs])
+            order = np.concatenate([order, *(epoch.numpy() for epoch in epochs)])
         self.order = order[count:]
-        return order[:count]
+        return torch.from_numpy(order[:count])
 
     def _are_correct(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return for each sample whether it is correct, or NaN in regression; see the argument `right`."""

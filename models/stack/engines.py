@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from itertools import accumulate, pairwise
-from math import nan, prod
+from math import ceil, nan, prod
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ from .. import (
     IsCorrect,
     Loss,
     Metrics,
+    SgdLearner,
     SlicedNetwork,
     cross_entropy,
     decision_threshold,
@@ -101,26 +102,36 @@ def _script(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_script
-def draw_orders(
-    orders: list[Tensor], generators: list[Generator], samples: list[int], count: int
-) -> tuple[Tensor, list[Tensor]]:
-    """Draw like `SgdLearner.draw` for many learners.
+def _draw_epochs(
+    generators: list[Generator], samples: list[int], epochs: list[int]
+) -> list[Tensor]:
+    """Return the orders of some epochs of each learner.
 
-    Returns the drawn sample indices, [learners, count], and for each learner the rest of its order. Compiled
-    by TorchScript, it does not hold the interpreter lock: with 1024 small learners on two threads a round
-    takes about a fifth less time than with a loop over `SgdLearner.draw`.
+    Compiled by TorchScript, it does not hold the interpreter lock, so that threads draw in parallel.
     """
     drawn: list[Tensor] = []
-    remaining: list[Tensor] = []
-    for learner, order in enumerate(orders):
-        if order.size(0) < count:
-            epochs = [order]
-            for _ in range((count - order.size(0) + samples[learner] - 1) // samples[learner]):
-                epochs.append(torch.randperm(samples[learner], generator=generators[learner]))
-            order = torch.cat(epochs)
-        drawn.append(order[:count])
-        remaining.append(order[count:])
-    return torch.stack(drawn), remaining
+    for learner, generator in enumerate(generators):
+        orders = [
+            torch.randperm(samples[learner], generator=generator) for _ in range(epochs[learner])
+        ]
+        drawn.append(torch.cat(orders) if len(orders) > 1 else orders[0])
+    return drawn
+
+
+def draw_orders(learners: Sequence[SgdLearner], count: int) -> Tensor:
+    """Draw like `SgdLearner.draw` for many learners; return sample indices, [learners, count]."""
+    short = [learner for learner in learners if len(learner.order) < count]
+    if short:
+        samples = [learner.sample_count for learner in short]
+        missing = (count - len(learner.order) for learner in short)
+        epochs = [ceil(m / n) for m, n in zip(missing, samples, strict=True)]
+        drawn = _draw_epochs([learner.generator for learner in short], samples, epochs)
+        for learner, new in zip(short, drawn, strict=True):
+            learner.order = np.concatenate([learner.order, new.numpy()])
+    orders = np.concatenate([learner.order[:count] for learner in learners])
+    for learner in learners:
+        learner.order = learner.order[count:]
+    return torch.from_numpy(orders).view(len(learners), count)
 
 
 @_script

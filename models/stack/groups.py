@@ -452,16 +452,7 @@ class SgdGroup(StackedGroup):
         """Train peers whose optimizers have all taken `steps_taken` steps."""
         learners = [self._learners[row] for row in rows]
         first, selected = learners[0], row_index(rows, self._device)
-        count, counts = repeats * first.local_samples, self._samples[1].counts
-        order, remaining = draw_orders(
-            [learner.order for learner in learners],
-            [learner.generator for learner in learners],
-            [counts[row] for row in rows],
-            count,
-        )
-        for learner, rest_of_epoch in zip(learners, remaining, strict=True):
-            learner.order = rest_of_epoch
-        order = order.to(self._device)
+        order = draw_orders(learners, repeats * first.local_samples).to(self._device)
         inputs, labels = self._samples
         index = order + inputs.first_row_tensor[selected, None]
         drawn_labels = labels.rows[order + labels.first_row_tensor[selected, None]]
