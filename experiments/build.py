@@ -278,10 +278,15 @@ class Swarm:
         if file := trained_file(config, self.source, index):
             with self._error_context("network.trained", f"peer {index}: "):
                 load_trained(network, file)
+        # Names are checked here, and arguments by torch when the learner calls these functions.
         with self._error_context("training.optimizer"):
-            optimizer = _optimizer(training)
+            if (optimizer := _optimizer(training)) is not None:
+                optimizer = self._error_context("training.optimizer")(optimizer)
+        scheduler = None
         with self._error_context("training.scheduler"):
-            scheduler = None if training.scheduler is None else find_scheduler(training.scheduler)
+            if training.scheduler is not None:
+                scheduler = find_scheduler(training.scheduler)
+                scheduler = self._error_context("training.scheduler")(scheduler)
         with self._error_context("training.loss"):
             loss = find_loss(training.loss)
         options: dict[str, Any] = {
@@ -682,29 +687,6 @@ def write_peers(path: Path, peers: Sequence[PeerFacts], graph: nx.Graph | None) 
     """
     links = None if graph is None else [[peers[a].name, peers[b].name] for a, b in graph.edges]
     write_json(path, {"peers": [asdict(peer) for peer in peers], "links": links})
-
-
-def refuse_auto_sharing(config: Config, source: str, peers: str, hint: str) -> None:
-    """Raise if sharing = "auto", for peers that cannot decide by themselves what they share.
-
-    peers: which peers these are, for the message, as in "live peers". hint: what to do instead.
-    """
-    if config.sharing == "auto":
-        raise ConfigError(
-            f"{source}: key 'sharing': {peers} cannot decide what they share; {hint}, or say it in models"
-        )
-
-
-def require_push(config: Config, source: str, peers: str, hint: str) -> None:
-    """Raise unless gossip.rule = "push", the only rule for peers that send messages.
-
-    peers: which peers these are, for the message, as in "live peers". hint: what to do instead.
-    """
-    if config.gossip.rule != "push":
-        raise ConfigError(
-            f"{source}: key 'gossip.rule': {peers} support only the rule 'push', not "
-            f"{config.gossip.rule!r}; leave the key out, or {hint}"
-        )
 
 
 def check_compression(

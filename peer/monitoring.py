@@ -119,7 +119,7 @@ def _problems_of(peer: ObservedPeer, now: float) -> list[Problem]:
     ended = summary.ended
     has_failed = ended is not None and ended.kind == "failed" and now - ended.time < RECENT
     if ended is not None and has_failed and peer.presence == "left":
-        text = f"peer {name} could not take part: {ended.reason}"
+        text = f"peer {name} could not take part: {ended.reason.removeprefix(f'peer {name}: ')}"
         found.append(Problem("failed", text, name))
     return found
 

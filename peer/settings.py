@@ -344,7 +344,7 @@ class Settings(DeviceSettings, ProtectionSettings, CredentialSettings):
         auto, counts = self.sharing == "auto", self.prior == "auto"
         lockstep, steady = not self.paced, self.mode == "steady"
         robust = self.robust != "none"
-        needed = needed_neighbours(self.hostile)
+        needed = needed_neighbours(self.hostile) if steady else 0
         before, masks = "a network that was trained before", "private averaging"
         reasons = {
             f"robust: it is for the modes rounds and server, not for {self.mode}; leave it out":

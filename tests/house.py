@@ -127,6 +127,7 @@ class Import:
     in_function: bool
 
 
+@cache
 def sources(root: Path = ROOT) -> dict[str, Source]:
     """The program's files, by the names that their modules are installed under."""
     with (root / "pyproject.toml").open("rb") as file:
@@ -153,7 +154,7 @@ def imports(modules: dict[str, Source]) -> list[Import]:
 
 
 def _imports(source: Source, modules: dict[str, Source]) -> Iterator[Import]:
-    for node, in_function in _inside(source.tree, False):
+    for node, in_function in statements(source.tree.body):
         if isinstance(node, ast.Import):
             pairs = [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -170,12 +171,15 @@ def _imports(source: Source, modules: dict[str, Source]) -> Iterator[Import]:
                 yield Import(source.module, target, name, in_function)
 
 
-def _inside(node: ast.AST, in_function: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """All nodes below one, and whether each is inside a function."""
-    for child in ast.iter_child_nodes(node):
-        yield child, in_function
-        opens = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        yield from _inside(child, in_function or opens)
+def statements(
+    nodes: Iterable[ast.AST], in_function: bool = False
+) -> Iterator[tuple[ast.AST, bool]]:
+    """Some statements and all below them, and whether each is inside a function."""
+    for node in nodes:
+        yield node, in_function
+        opens = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for field in ("body", "handlers", "orelse", "finalbody", "cases"):
+            yield from statements(getattr(node, field, ()), in_function or opens)
 
 
 def one_importer(modules: dict[str, Source], found: Iterable[Import]) -> list[str]:

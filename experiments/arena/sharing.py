@@ -164,15 +164,17 @@ class AutoSharing:
         self._round += 1
         before, everyone = self.plan, range(len(self._members))
         means = self._mean.update(self._contributions)
-        for member, mean in zip(self._members, means, strict=True):
+        changed = [
             member.after_averaging(mean, complete=before.layout.is_complete(mean, everyone))
+            for member, mean in zip(self._members, means, strict=True)
+        ]
         if self._round < before.until:
-            return False
+            return any(changed)
         plan = self.plan = self._next_plan(means[0])
         self._report.add(self._round, plan.assignment)
         if plan.layout.name != before.layout.name or (plan.spread and plan.round != before.round):
             self._mean.restart()
-        changed = [member.follow(plan) for member in self._members]
+        changed += [member.follow(plan) for member in self._members]
         return any(changed)
 
     def _next_plan(self, mean: np.ndarray) -> Plan:

@@ -33,7 +33,7 @@ _PUBLISH_SECONDS = 15.0
 """Seconds to wait until the broker acknowledges a message."""
 
 
-@command("enrol")
+@command("enrol", slow=True)
 def enrol_command(
     names: list[str],
     *,
@@ -188,14 +188,16 @@ def revoke_command(
     peers, invitations = len(revocations.peers), len(revocations.invitations)
     console.say(f"list {revocations.number}: {peers} peers, {invitations} invitations")
     console.print_written([path])
-    if transport is not None:
+    if transport is None:
+        console.warn("not published: peers learn of it when the command is repeated with --broker")
+        return
 
-        async def publish() -> None:
-            async with transport:
-                await _publish(transport, revocation_topic(swarm), data, "list")
+    async def publish() -> None:
+        async with transport:
+            await _publish(transport, revocation_topic(swarm), data, "list")
 
-        asyncio.run(publish())
-        console.say(f"published at {revocation_topic(swarm)}")
+    asyncio.run(publish())
+    console.say(f"published at {revocation_topic(swarm)}")
 
 
 @command("ban")
@@ -210,7 +212,7 @@ def ban_command(name: str, *, file: Path, lift: bool = False) -> None:
         file: The device's file, as for gossamer join --config.
         lift: Remove the peer from the list instead.
     """
-    from ..live.bans import change_bans
+    from ..live.device import change_bans
 
     banned = change_bans(file, name, lift=lift)
     console.print_written([file])

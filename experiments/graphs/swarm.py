@@ -42,10 +42,12 @@ from ...topology import (
     static,
 )
 from ..cli import console
+from ..config.needs import refuse_conflicts
 from ..config.tables import Config, ConfigError, load_config
 
 if TYPE_CHECKING:
     from ..arena import Gossip
+    from ..build import Member
 
 
 DEFAULT_PUSHES: int = NeighbourSettings.model_fields["exchanges"].default
@@ -78,6 +80,7 @@ class SwarmGraph:
     models: the peers of each shared partial model, if known.
     added: links that were added to connect partial models' peers (`bridge` in a config).
     rule: how a peer of the swarm weights what it sends.
+    rule_is_set: whether a config names the rule, rather than having the default.
     """
 
     name: str
@@ -86,6 +89,7 @@ class SwarmGraph:
     models: Members = field(default_factory=dict)
     added: Bridging = NO_LINKS_ADDED
     rule: Rule = "push"
+    rule_is_set: bool = False
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -212,14 +216,18 @@ def print_graph_notes(
 ) -> None:
     """Print which links bridging added, and a note if the graph has link weights that are not used.
 
+    Where a config names the rule, there is no such note: its author has chosen.
+
     hint: how the weights could be used. rule: the swarm's rule if left out. named: whether each line begins
         with the graph's name.
     """
+    is_chosen = rule is None and graph.rule_is_set
     rule = rule or graph.rule
     lines: list[str] = []
     if graph.added.edges:
         lines.append(describe_bridging(graph.added, graph.labels))
-    if not graph.changing and rule != "edges" and has_weights(graph.graph):
+    unused = not graph.changing and rule != "edges" and has_weights(graph.graph)
+    if unused and not is_chosen:
         shares = "equal shares" if rule == "push" else f"shares by the rule {rule}"
         line = f"weights on the topology's links are not used: peers send {shares}"
         lines.append(f"{line}; {hint}" if hint else line)
@@ -295,7 +303,8 @@ def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
         except TopologyError as error:
             raise TopologyError(f"{error}, and bridge = true adds them") from None
         topology = SwarmGraph(config.name, graph, added=added)
-    return replace(topology, models=models, rule=config.gossip.rule)
+    is_set = "rule" in config.gossip.model_fields_set
+    return replace(topology, models=models, rule=config.gossip.rule, rule_is_set=is_set)
 
 
 def _from_schedule(name: str, schedule: Schedule) -> SwarmGraph:
@@ -395,16 +404,27 @@ def groups_of(topology: SwarmGraph, key: str | None = None) -> dict[int, str]:
     return {peer: " + ".join(models) or "no group" for peer, models in semi_local.items()}
 
 
-def graph_of(config: Config, models: Members, source: str = "config") -> nx.Graph | None:
-    """Return the fixed graph of the config's topology; None if it has none or if it changes over time.
+def push_graph(config: Config, members: list[Member], source: str = "config") -> nx.Graph:
+    """Return which peers may push to each other at their own pace: all, if the config has no topology.
 
     Raises ConfigError if the peers of a shared model are not connected. Prints links that bridging added.
     """
+    from ..build import shared_models  # imports torch, which other graphs do not need
+
+    models = shared_models(members)
+    if config.gossip.mode == "steady":
+        warn_without_score(members[0].learner, source)
+        return steady_graph(config, models, source)
     topology = swarm_graph(config, models, source)
     if topology is None:
-        return None
+        return nx.complete_graph(config.peers)
     print_graph_notes(topology)
-    return None if topology.changing else topology.graph
+    if topology.changing:
+        raise ConfigError(
+            f"{source}: key 'topology': a graph that changes in steps is not supported in virtual time; name "
+            "one graph, and let links fail with [time.churn]"
+        )
+    return topology.graph
 
 
 # --- steady gossip and robust means: which keys and graphs suit them --------------------------------
@@ -444,65 +464,19 @@ def check_steady(
     Peers with too few neighbours to withstand a hostile one, if `gossip.hostile` is left to the peers, are
     named on the terminal. models: the peers of each shared partial model; all peers if empty.
     """
-    _refuse_keys(config, source)
+    refuse_conflicts("steady", config, source)
     graph = nx.complete_graph(config.peers) if topology is None else topology.graph
     _check_neighbours(config, graph, models or {"": range(config.peers)}, source)
 
 
-def _refuse_keys(config: Config, source: str) -> None:
-    refused = {
-        "gossip.compress": (
-            config.gossip.compress is not None,
-            "a compressor's error stays with weight, and values have none; leave it out, or set dtype = "
-            '"float16"',
-        ),
-        "gossip.drift": (
-            config.gossip.drift is not None,
-            "neighbours judge values by the last ones that they saw; leave it out",
-        ),
-        "gossip.fraction": (
-            config.gossip.fraction is not None,
-            "no weight is given away; leave it out",
-        ),
-        "gossip.rule": (config.gossip.rule != "push", "no weight is given away; leave it out"),
-        "sharing": (
-            config.sharing == "auto",
-            "one hostile member could decide what all share; name the partial models",
-        ),
-        "models": (
-            any(model.matching != "none" for model in config.models),
-            "cells are matched by averages with weight; leave matching out",
-        ),
-        "network.trained": (
-            config.network.trained is not None,
-            "a network that was trained before is matched when it joins; leave it out",
-        ),
-    }
-    for key, (given, reason) in refused.items():
-        if given:
-            raise ConfigError(f"{source}: key {key!r}: not with gossip.mode = 'steady': {reason}")
-
-
 def check_robust(config: Config, source: str = "config") -> None:
     """Raise ConfigError for keys that do not go with `gossip.robust`."""
-    gossip = config.gossip
-    refused = {
-        "gossip.robust": (gossip.paced, "it is for the modes rounds and server"),
-        "gossip.compress": (gossip.compress is not None, "values are combined without weight"),
-        "gossip.rule": (gossip.rule != "push", "values are combined without weight"),
-        "weights": (config.weights == "samples", "values are combined without weight"),
-        "sharing": (config.sharing == "auto", "one hostile member could decide what all share"),
-        "models": (
-            any(model.matching != "none" for model in config.models),
-            "cells are matched by averages with weight",
-        ),
-    }
-    for key, (given, reason) in refused.items():
-        if given:
-            raise ConfigError(
-                f"{source}: key {key!r}: not with gossip.robust = {gossip.robust!r} and mode = "
-                f"{gossip.mode!r}: {reason}; leave one of them out"
-            )
+    if config.gossip.paced:
+        raise ConfigError(
+            f"{source}: key 'gossip.robust': it is for the modes rounds and server, not for "
+            f"{config.gossip.mode!r}; leave one of them out"
+        )
+    refuse_conflicts("robust", config, source)
 
 
 def _check_neighbours(config: Config, graph: nx.Graph, models: Members, source: str) -> None:

@@ -440,7 +440,7 @@ def build_lab(doc: Any, results: Path) -> Callable[[], None]:
     section.place(
         {
             "predicted": named_lines(
-                predicted, "set-up", "predicted: disagreement left after so many exchanges", 260,
+                predicted, "set-up", "predicted disagreement after each exchange", 260,
                 x_label="exchange", y_axis_type="log", y_range=bk.Range1d(start=1e-6, end=1.0),
                 x_range=bk.Range1d(start=0, end=100),
             ),

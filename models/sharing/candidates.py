@@ -72,6 +72,19 @@ class Candidate:
         return self.scheme == GLOBAL
 
     @property
+    def is_small(self) -> bool:
+        """Whether it makes norms each peer's own, or lets more cells be averaged by groups that exist.
+
+        Norms have few values, and groups that exist have shown that their peers differ, so less evidence is
+        enough.
+        """
+        if self.scheme == OWN:
+            return self.level < 0
+        scheme_of = self.assignment.scheme_of
+        scheme = scheme_of[self.cell_numbers[0]]
+        return self.groups > 0 and (scheme_of == scheme).sum() > len(self.cells)
+
+    @property
     def cell_numbers(self) -> list[int]:
         """The cells, numbered through the whole network."""
         anatomy = self.assignment.anatomy

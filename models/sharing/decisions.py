@@ -95,7 +95,8 @@ rounds in which values, and then losses, usually reach all of them. Peers wait u
 class AutoOptions:
     """Constants of the procedure.
 
-    They were chosen on seeds below 3000 of `gossamer study auto`, which reports the results of other seeds.
+    They were chosen on seeds below 3000 of `gossamer study auto`, which reports the results of other seeds;
+    the rule for small changes, on seeds 0 to 2.
     """
 
     learned: float = 0.75
@@ -106,9 +107,9 @@ class AutoOptions:
     peers contradict each other, it may never fall."""
     every: int = 2
     """Rounds of a plan: between two decisions, and before candidates are compared, at the beginning and after
-    a change. Peers measure in all of them but the last, in which gossip takes that to all peers."""
+    a change. Losses are measured in the first of them; until the last, gossip takes them to all peers."""
     held_out: float = 0.3
-    """The share of a peer's training samples that is held out while the swarm decides."""
+    """The share of a peer's training samples that is held out in rounds in which losses are measured."""
     max_held_out: int = 60
     """The most samples that a peer holds out."""
     min_gain: float = 0.005
@@ -123,13 +124,14 @@ class AutoOptions:
     Otherwise the peers differ in a lower part, and that difference only shows in this one too."""
     later_gain: float = 0.05
     """The smallest gain that counts after the first change. For some rounds after a change, other candidates
-    seem to gain a little. For sharing cells again, `min_gain` still counts."""
+    seem to gain a little. For sharing cells again, `min_gain` still counts; for small changes
+    (`Candidate.is_small`) it does if no other change gains enough."""
     quiet: int = 2
-    """After so many comparisons without even a hint of a gain, peers train on the held-out samples again."""
+    """After so many comparisons without even a hint of a gain, no more samples are held out."""
     hint: float = 0.5
     """A gain is a hint if it exceeds this share of the standard errors that a change needs."""
     patience: int = 6
-    """After so many comparisons without a change, peers train on the held-out samples again in any case."""
+    """After so many comparisons without a change, no more samples are held out in any case."""
     look_again: float = 2.0
     """A swarm that holds no samples out decides again when its round number has grown by this factor."""
     alarm: float = 1.15
@@ -487,9 +489,13 @@ class Planner:
             options.later_gain if memory.steps and not candidate.is_return else options.min_gain
             for candidate in candidates
         ]
-        is_large = gains > min_gains
-        is_certain = is_large & (gains > needed * errors)
-        chosen = self._choose(np.flatnonzero(is_certain).tolist(), candidates, gains, relative)
+        is_large, is_certain = gains > min_gains, gains > needed * errors
+        certain = np.flatnonzero(is_large & is_certain).tolist()
+        chosen = self._choose(certain, candidates, gains, relative)
+        if chosen is None and memory.steps:
+            certain = np.flatnonzero(is_certain & (gains > options.min_gain)).tolist()
+            small = [index for index in certain if candidates[index].is_small]
+            chosen = max(small, key=lambda index: float(gains[index]), default=None)
         results = enumerate(zip(candidates, gains, errors, strict=True))
         self.compared += [
             Compared(round_number, str(candidate), candidate.part, float(gain), float(error),

@@ -21,7 +21,8 @@ from ..metrics import Metrics
 from ..optimizers import UpdateRule
 from ..slicing import Coordinates, seeded_rng
 from ..stack import read_rule
-from .candidates import NORM_STATISTICS
+from .assignment import GLOBAL
+from .candidates import NORM_PARTS, NORM_STATISTICS
 from .decisions import AutoOptions, Plan
 from .statistics import SKETCH_SIZE, cell_of_coordinates, coordinates_into, outputs_of, sketch
 
@@ -69,7 +70,9 @@ class SharingMember:
         self._layer_of = _layer_of_coordinates(learner.network.module, anatomy)
         self._norm_copy = _NormCopy(learner, anatomy)
         self._movement = _Movement.none(anatomy.size, int(anatomy.first_cells[-1]))
-        self._samples = learner.samples
+        self._samples = self._not_held_out = learner.samples
+        # Whether the learner's samples are without the held-out ones; None if they are to be replaced.
+        self._leaves_out: bool | None = False
         # The network's values: after the last training, and those in this peer's contribution.
         self._contributed = self._trained = np.zeros(0, np.float32)
         self._before_release: np.ndarray | None = None
@@ -79,6 +82,7 @@ class SharingMember:
         self._reset_movement()
         if self._holds_out(plan):
             self._hold_out()
+        self._choose_samples()
 
     @property
     def _spread(self) -> int:
@@ -106,11 +110,11 @@ class SharingMember:
                 self._moved_by_training = 0.7 * self._moved_by_training + moved
             if not self._spread or not len(self._contributed):
                 self._contribute_trained()
-        losses = self._losses / max(self._measurements, 1)
         movement = self._movement
         vector = self.plan.layout.pack(
-            self._number, training.mean_loss, movement.products, movement.squares, losses,
-            self._sketch, {"values": self._contributed, "copies": self._contributed_copies},
+            self._number, training.mean_loss, movement.products, movement.squares,
+            self._losses, self._sketch,
+            {"values": self._contributed, "copies": self._contributed_copies},
         )  # fmt: skip
         return self._only_once(vector, added) if self._spread else vector
 
@@ -129,37 +133,35 @@ class SharingMember:
             result[measured] = vector[measured]
         return result
 
-    def after_averaging(self, statistics: np.ndarray, *, complete: bool = True) -> None:
+    def after_averaging(self, statistics: np.ndarray, *, complete: bool = True) -> bool:
         """Measure how averaging changed the values, and held-out losses; do nothing unless the swarm decides.
+
+        Returns True if the next round is trained on other samples.
 
         statistics: the mean over peers of their contributions, as this peer knows it. complete: whether it
         has those of all peers; if not, they are waited for, but not for longer than twice `spread` rounds.
         """
         if not self.plan.deciding or self._number is None or not len(self._contributed):
-            return
+            return False
         after = self._read_values()
         difference = self._trained - after
         # A neighbour of a hub receives values only in some rounds.
         has_received = not self._spread or bool(difference.any())
         if not has_received and not self._rounds:
-            return  # no values of other peers have arrived: they may not follow the plan yet
+            return False  # no values of other peers have arrived: they may not follow the plan yet
         if has_received:
             self._movement.add(difference, self._cell_of)
         self._norm_copy.put(after)
         self._rounds += 1
         if self._rounds == 1:
             self._averaged, self.is_slow = after, not complete
-        if self.plan.candidates and self._spread:
-            if not self._measurements and (complete or self._rounds > 2 * self._spread):
-                self._losses = np.array(self._measure(self._averaged, statistics))
-                self._measurements = 1
-        elif self.plan.candidates and self._measurements < self.plan.until - self.plan.round - 1:
-            # A measurement in a plan's last round would reach the planner too late.
-            self._losses += self._measure(after, statistics)
-            self._measurements += 1
+        has_arrived = not self._spread or complete or self._rounds > 2 * self._spread
+        if self.plan.candidates and not self._has_losses and has_arrived:
+            self._losses = np.array(self._measure(self._averaged, statistics))
+            self._has_losses = True
         self._statistics = statistics
         if self._output_copy is not None:
-            self._output_copy.train()
+            self._output_copy.train(self._not_held_out)
         total, since = self._movement.total, after
         if self._spread:  # the planner subtracts the mean over peers
             total, since = self._moved_by_training, self._copied
@@ -170,6 +172,7 @@ class SharingMember:
             is_copied = is_copied or part == NORM_STATISTICS
             moved[part] = (copy_difference if is_copied else total)[coordinates]
         self._sketch = sketch(self.plan.assignment.anatomy, moved)
+        return self._choose_samples()
 
     def follow(self, plan: Plan) -> bool:
         """Follow another plan; return True if slices or samples have changed."""
@@ -182,16 +185,11 @@ class SharingMember:
                 self._start_with_chosen(old_plan, plan.chosen)
             self._apply_assignment()
             self._reset_movement()
-        held_out_before, holds_out = self._holds_out(old_plan), self._holds_out(plan)
-        if holds_out and not held_out_before:
+        if self._holds_out(plan) and not self._holds_out(old_plan):
             self._hold_out()
-        elif held_out_before and not holds_out:
-            self._replace_samples(self._samples)
-            if self._before_release is None:
-                self._before_release = self._read_values()
         if plan.round != old_plan.round or plan.layout.name != old_plan.layout.name:
             self._start_measuring()
-        return is_resliced or holds_out != held_out_before
+        return self._choose_samples() or is_resliced
 
     def _start_with_chosen(self, plan: Plan, chosen: int | None) -> None:
         """Give the network the values that it would have if a plan's chosen candidate had applied already.
@@ -216,15 +214,14 @@ class SharingMember:
 
     def replace_samples(self, samples: tuple[Tensor, Tensor]) -> None:
         """Give the peer other training samples."""
-        self._samples = samples
+        self._samples, self._leaves_out = samples, None
         if self._holds_out(self.plan):
             self._hold_out()
-        else:
-            self._replace_samples(samples)
+        self._choose_samples()
 
     @property
     def values_before_release(self) -> np.ndarray | None:
-        """The values when held-out samples were first trained on; None if they never were.
+        """The values when held-out samples were first given back; None if they never were.
 
         Later ones fit the held-out samples better than values that other peers have trained.
         """
@@ -240,16 +237,19 @@ class SharingMember:
         return self.learner.losses(outputs, labels).cpu().numpy()
 
     def _holds_out(self, plan: Plan) -> bool:
-        """Return whether this peer holds samples out under a plan: while the swarm decides, or it is new."""
-        is_newcomer = self._number_in(plan) is None or self._name in plan.newcomers
-        return plan.deciding or is_newcomer
+        """Return whether this peer measures under a plan: while the swarm decides, or it is new."""
+        return plan.deciding or self._is_new(plan)
+
+    def _is_new(self, plan: Plan) -> bool:
+        """Return whether this peer is not in a plan, or still looks for its groups."""
+        return self._number_in(plan) is None or self._name in plan.newcomers
 
     @property
     def has_measured(self) -> bool:
         """Whether this peer has measured what the plan needs: losses, or how training moves values."""
         if not self.plan.deciding:
             return True
-        return self._measurements > 0 if self.plan.candidates else self._rounds >= self._spread
+        return self._has_losses if self.plan.candidates else self._rounds >= self._spread
 
     def _number_in(self, plan: Plan) -> int | None:
         """Return the peer's number in a plan; None if the plan was made before it joined."""
@@ -261,8 +261,8 @@ class SharingMember:
     def _start_measuring(self) -> None:
         """Forget earlier measurements, and measure for the present plan."""
         layout = self.plan.layout
-        self._losses = np.zeros(layout.losses)  # summed over measurements
-        self._measurements = self._rounds = 0
+        self._losses, self._has_losses = np.zeros(layout.losses), False
+        self._rounds = 0
         if self._spread:
             self._contributed = np.zeros(0, np.float32)
         self._contributed_copies = self._averaged = self._contributed
@@ -276,14 +276,14 @@ class SharingMember:
         return min(layers, default=0)
 
     def _hold_out(self) -> None:
-        """Hold some of the training samples out, and measure from the beginning."""
+        """Choose the training samples that are held out, and measure from the beginning."""
         inputs, labels = self._samples
         count = min(int(self._options.held_out * len(labels)), self._options.max_held_out)
         generator = seeded_rng(self._seed, "held-out", self.learner.network.peer)
         order = torch.from_numpy(generator.permutation(len(labels)))
-        held_out, trained = order[:count], order[count:]
+        held_out, others = order[:count], order[count:]
         self._held_out = inputs[held_out], labels[held_out]
-        self._replace_samples((inputs[trained], labels[trained]))
+        self._not_held_out = inputs[others], labels[others]
         self._norm_copy.forget()
         self._reset_movement()
 
@@ -295,10 +295,32 @@ class SharingMember:
         self._sketch = np.zeros((len(self._coordinates), SKETCH_SIZE))
         self._output_copy = _OutputCopy.of(self.learner)
 
-    def _replace_samples(self, samples: tuple[Tensor, Tensor]) -> None:
-        """Give the learner other samples; it begins a new epoch."""
-        self.learner.samples = samples
+    def _choose_samples(self) -> bool:
+        """Choose the samples of the next round; return True if they change, and so a new epoch begins.
+
+        While all peers share all cells, only the round in which candidates get their values, the first of a
+        plan, is trained without the held-out samples: what earlier rounds have learned from them is in the
+        average and in the candidates alike. A peer's own cells would remember them, and sharing these cells
+        again would seem to lose; norms have too few values for that. The values of a newcomer are compared
+        with those of groups.
+        """
+        plan, left_out = self.plan, self._leaves_out
+        is_compared = bool(plan.candidates) and not self._rounds
+        assignment = plan.assignment
+        shares_cells = all(
+            len(assignment.cells(part, GLOBAL)) == assignment.anatomy.parts[index].cells
+            for index, part in enumerate(assignment.anatomy.names)
+            if part not in NORM_PARTS
+        )
+        is_scored = plan.deciding and (is_compared or not shares_cells)
+        self._leaves_out = is_scored or self._is_new(plan)
+        if self._leaves_out == left_out:
+            return False
+        if left_out and self._before_release is None:
+            self._before_release = self._read_values()
+        self.learner.samples = self._not_held_out if self._leaves_out else self._samples
         self.learner.order = self.learner.order[:0]
+        return True
 
     def _apply_assignment(self) -> None:
         """Slice the network as the plan's assignment says."""
@@ -592,10 +614,9 @@ class _OutputCopy:
         is_same = computed.shape == outputs.shape and torch.allclose(computed, outputs, atol=1e-5)
         return output_copy if is_same else None
 
-    def train(self) -> None:
-        """Train on some of the peer's samples, in batches as the learner does."""
-        learner = self._learner
-        inputs, labels = learner.samples
+    def train(self, samples: tuple[Tensor, Tensor]) -> None:
+        """Train on some of the samples, in batches as the learner does."""
+        learner, (inputs, labels) = self._learner, samples
         count = min(learner.local_samples, OUTPUT_COPY_SAMPLES)
         order = torch.cat(
             [

@@ -182,7 +182,7 @@ def test_what_it_cannot_be_combined_with_is_one_line(table: dict[str, Any], word
             {"models": [MODELS[0], {"name": "{task}", "layout": "0-0-5"}]},
             "average across models$",
         ),
-        ({"dry_run": True}, r"dry run \(dry_run\).*gossamer simulate"),
+        ({"dry_run": True}, r"dry run, which is for gossamer simulate \(dry_run\)"),
         ({"fednp": {}}, r"FedNP.*leave one of them out$"),
     ],
 )
@@ -207,7 +207,7 @@ def test_a_live_swarm_with_too_few_samples_or_own_norm_buffers_is_one_line(tmp_p
 
 def test_virtual_time_is_refused(tmp_path: Path) -> None:
     timed = parse_config(BASE | {"time": {}})
-    with pytest.raises(ConfigError, match=r"key 'sharing': peers in virtual time .*out \[time\]"):
+    with pytest.raises(ConfigError, match=r"key 'sharing': not in virtual time: .*or \[time\]"):
         simulate_in_time(timed, at(tmp_path / "timed"))
 
 

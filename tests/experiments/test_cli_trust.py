@@ -77,7 +77,9 @@ def test_a_list_of_revocations_only_grows(here):
     owner = Identity.load(here / "owner.key")
     saved = Revocations.load(here / "garden.revocations", owner.public, "garden")
     assert (saved.number, saved.peers, saved.invitations) == (2, {"abc", "xyz"}, {"0a"})
-    assert "list 2: 2 peers" in gossamer(*revoke)  # again, as it is
+    again = gossamer(*revoke)
+    assert "list 2: 2 peers" in again  # as it is
+    assert "not published: peers learn of it when" in " ".join(again.split())
 
 
 def test_a_list_is_published_and_retained(here, mosquitto, run):

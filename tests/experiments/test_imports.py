@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from functools import cache
 from pathlib import Path
 
 import pytest
+from house import sources, statements
 
 ROOT = Path(__file__).parents[2]
 BELOW = {
@@ -18,15 +18,18 @@ BELOW = {
 }
 # Each of these can run a program that hides in what it reads.
 UNSAFE = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
-SOURCES = sorted(path for folder in BELOW for path in (ROOT / folder).rglob("*.py"))
+SOURCES = {
+    place: source
+    for source in sources().values()
+    if (place := source.path.relative_to(ROOT)).parts[0] in BELOW
+}
 
 
-@cache
-def imported(source: str, path: Path) -> frozenset[str]:
+def imported(tree: ast.Module, path: Path) -> frozenset[str]:
     """The dotted names that a file imports, relative ones resolved from the repository's root."""
     package = ["gossamer", *path.parent.parts]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node, _ in statements(tree.body):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -36,20 +39,17 @@ def imported(source: str, path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def forbidden(source: str, path: Path) -> set[str]:
+def forbidden(tree: ast.Module, path: Path) -> set[str]:
     """The folders of this repository that a file must not import."""
     folder = path.parts[0]
-    known = {name.split(".")[1] for name in imported(source, path) if name.startswith("gossamer.")}
+    known = {name.split(".")[1] for name in imported(tree, path) if name.startswith("gossamer.")}
     return (known & set(BELOW)) - BELOW[folder] - {folder}
 
 
-@pytest.mark.parametrize("path", [str(path.relative_to(ROOT)) for path in SOURCES])
-def test_imports_point_down(path: str) -> None:
-    assert forbidden((ROOT / path).read_text("utf-8"), Path(path)) == set()
-
-
-def test_all_folders_were_walked() -> None:
-    assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == set(BELOW)
+def test_imports_point_down() -> None:
+    found = {path: forbidden(source.tree, path) for path, source in SOURCES.items()}
+    assert {str(path): folders for path, folders in found.items() if folders} == {}
+    assert {path.parts[0] for path in SOURCES} == set(BELOW)
 
 
 @pytest.mark.parametrize(
@@ -69,21 +69,21 @@ def test_all_folders_were_walked() -> None:
     ],
 )
 def test_the_check_sees_every_way_to_import(path: str, source: str, expected: set[str]) -> None:
-    assert forbidden(source, Path(path)) == expected
+    assert forbidden(ast.parse(source), Path(path)) == expected
 
 
 def test_pickle_is_imported_by_the_restricted_reader_of_cifar_and_the_runner_of_studies() -> None:
     users = {
-        str(path.relative_to(ROOT))
-        for path in SOURCES
-        for name in imported(path.read_text("utf-8"), path.relative_to(ROOT))
+        str(path)
+        for path, source in SOURCES.items()
+        for name in imported(source.tree, path)
         if name.split(".")[0] in UNSAFE
     }
     assert users == {"experiments/data/cifar.py", "experiments/study/workers.py"}
 
 
 def test_the_runner_of_studies_uses_joblib_for_worker_processes_alone() -> None:
-    tree = ast.parse((ROOT / "experiments/study/workers.py").read_text("utf-8"))
+    tree = SOURCES[Path("experiments/study/workers.py")].tree
     uses = [
         node.attr
         for node in ast.walk(tree)
@@ -96,7 +96,7 @@ def test_the_runner_of_studies_uses_joblib_for_worker_processes_alone() -> None:
 
 
 def test_cifar_uses_pickle_only_as_the_base_of_its_unpickler() -> None:
-    tree = ast.parse((ROOT / "experiments/data/cifar.py").read_text("utf-8"))
+    tree = SOURCES[Path("experiments/data/cifar.py")].tree
     bases = [
         base for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases
     ]
@@ -106,12 +106,12 @@ def test_cifar_uses_pickle_only_as_the_base_of_its_unpickler() -> None:
 
 
 def test_torch_files_are_never_loaded_as_pickles() -> None:
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for source in SOURCES.values():
+        for node in source.nodes:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
                 and node.func.attr in ("load", "save")
                 and ast.unparse(node.func.value) == "torch"
             ):
-                pytest.fail(f"{path.relative_to(ROOT)}:{node.lineno}: use safetensors instead")
+                pytest.fail(f"{source.where(node)}: use safetensors instead")

@@ -411,20 +411,23 @@ ONE_OF_EACH = {entry.make: name for name, entry in PAPERS.items() if name in NAM
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH.values())
-def test_a_quick_study_runs_one_cell_and_draws(name: str, tmp_path: Path) -> None:
-    """Peers train two samples in every round and are tested on ten, so that it takes no time."""
+def test_a_quick_study_runs_one_cell(name: str, tmp_path: Path) -> None:
+    """Peers train two samples in a round and are tested on ten, so that it takes no time."""
     study = PAPERS[name].study(quick=True, runs=1)
     cell = study.cells[0]
     training = cell.config.training.model_copy(update={"local_samples": 2})
     data = cell.config.data.model_copy(update={"test": 10})
-    changed = cell.config.model_copy(update={"training": training, "data": data})
+    rounds = 2 if "x" in cell.settings else cell.config.rounds
+    changed = cell.config.model_copy(update={"training": training, "data": data, "rounds": rounds})
     small = replace(cell, config=changed)
     (record,) = study.run([small], Job(tmp_path))
     assert 0 <= record["accuracy"] <= 1
     summary = study.table([record])["summary"]
     assert set(summary.iloc[:, 2]) == {"1"}  # one run at every point
     assert study.figure is not None
-    assert [file.name for file in study.figure(tmp_path, [record])] == ["figure.png", "figure.svg"]
+    if name in ("averaging-level", "femnist-level-d"):  # one function draws them all
+        files = study.figure(tmp_path, [record])
+        assert [file.name for file in files] == ["figure.png", "figure.svg"]
 
 
 @pytest.mark.parametrize("name", NAMES)

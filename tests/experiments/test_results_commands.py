@@ -10,7 +10,7 @@ import torch
 from cli_kit import Result, Run, runner
 from disk_kit import largest_file
 
-from gossamer.experiments.arena.simulation import save_networks
+from gossamer.experiments.arena import save_networks
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.cli import console
 from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
@@ -85,11 +85,8 @@ def test_a_shorter_simulation_does_not_replace_a_longer_one(
     assert {each.name for each in place.iterdir()} == {"001", "002", "latest"}
 
 
-@pytest.mark.parametrize("table", ["", "\n[time]\ndelay = 0.1\n"])
-def test_a_named_folder_is_replaced_by_force_alone(
-    gossamer: Gossamer, tmp_path: Path, table: str
-) -> None:
-    (tmp_path / "tiny.toml").write_text(TINY.format(rounds=2) + table)
+def test_a_named_folder_is_replaced_by_force_alone(gossamer: Gossamer, tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY.format(rounds=2))
     assert gossamer("simulate", "tiny.toml", "-o", "out").code == 0
     before = contents(tmp_path / "out")
     assert only_line(gossamer("simulate", "tiny.toml", "-o", "out")) == (

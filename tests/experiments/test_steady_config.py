@@ -198,7 +198,7 @@ def test_peers_learn_with_a_robust_mean(mode, robust):
         (
             {"mode": "async"},
             {},
-            "'gossip.robust': not with .*it is for the modes rounds and server",
+            "'gossip.robust': it is for the modes rounds and server, not for 'async'",
         ),
         ({"mode": "rounds", "compress": "int8"}, {}, "'gossip.compress'"),
         ({"mode": "rounds"}, {"weights": "samples"}, "'weights': .* without weight"),

@@ -283,6 +283,7 @@ def test_workers_get_the_same_numbers_and_compute_again_what_a_killed_one_did(
     assert {r["threads"] for r in found} == {"1"}
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("how", "message"),
     [

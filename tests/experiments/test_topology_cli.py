@@ -85,7 +85,7 @@ def test_compare_predicts_measures_and_learns(topology: Run, tmp_path: Path) -> 
 
 
 def test_compare_without_learning(topology: Run, tmp_path: Path) -> None:
-    result = topology("compare", "ring", "clique", "--no-learn", "-o", "c")
+    result = topology("compare", "ring", "clique", "--peers", "6", "--no-learn", "-o", "c")
     assert result.code == 0
     assert "accuracy" not in result.out
     assert (tmp_path / "c/compare.svg").exists()

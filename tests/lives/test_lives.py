@@ -46,6 +46,7 @@ def test_a_fault_that_is_put_back_is_caught(mutant):
     assert any(f"law {law}" in done.stdout for law in mutant.laws)
 
 
+@pytest.mark.lives
 def test_a_seed_gives_one_history():
     done = lives("--seeds", "8,24", "--twice", "--laws", "finite")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -89,7 +89,14 @@ def play(mode: Mode, *, trust: bool) -> History:
         return Stage(plan).play()
 
 
-@pytest.mark.parametrize(("mode", "trust"), [("async", False), ("async", True), ("rounds", False)])
+@pytest.mark.parametrize(
+    ("mode", "trust"),
+    [
+        ("async", True),
+        pytest.param("async", False, marks=pytest.mark.lives),
+        pytest.param("rounds", False, marks=pytest.mark.lives),
+    ],
+)
 def test_a_swarm_that_is_upgraded_peer_by_peer_keeps_its_sums(mode: Mode, trust: bool) -> None:
     history = play(mode, trust=trust)
     assert check(history) == []

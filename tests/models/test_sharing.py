@@ -313,6 +313,63 @@ def test_a_second_step_must_gain_more() -> None:
     assert decide(planner, [candidate(1)], 0.06) is not None
 
 
+def test_more_cells_may_join_groups_that_exist_for_a_small_gain() -> None:
+    groups = (0, 0, 0, 1, 1, 1)
+    shared = Assignment.shared(perceptrons()[0].slicing.anatomy, PEERS)
+    grouped = shared.change("4", [0, 1, 2], groups)
+    own, joining, others = (
+        Candidate.of(grouped, "0", [0, 1], scheme) for scheme in (OWN, groups, (0, 1, 0, 1, 0, 1))
+    )
+    joining_more = Candidate.of(grouped, "2", [0], groups)
+    assert [each.is_small for each in (own, joining, others)] == [False, True, False]
+    planner, noise = Planner(AutoOptions(), Memory(steps=1)), 0.001
+    assert decide(planner, [own, others], 0.03, 0.03, noise=noise) is None
+    assert decide(planner, [joining], 0.004, noise=noise) is None, "below the smallest gain"
+    found = decide(planner, [own, joining_more, joining], 0.03, 0.01, 0.02, noise=noise)
+    assert found is not None
+    assert found.candidate is joining, "the largest gain of the small changes"
+    found = decide(planner, [own, joining], 0.06, 0.02, noise=noise)
+    assert found is not None
+    assert found.candidate is own, "a change that gains enough comes first"
+
+
+def test_norms_become_own_for_a_small_gain_too() -> None:
+    anatomy = normed()[0].slicing.anatomy.with_norm_parts({"1"})
+    own_statistics = Assignment.shared(anatomy, PEERS).change("norm-statistics", [0], OWN)
+    own = Candidate.of(own_statistics, "norms", [0], OWN)
+    found = decide(Planner(AutoOptions(), Memory(steps=1)), [own], 0.01, noise=0.005)
+    assert found is not None
+    assert found.candidate is own
+
+
+def test_only_the_round_in_which_losses_are_measured_leaves_samples_out() -> None:
+    network = perceptrons()[0]
+    shared = Assignment.shared(network.slicing.anatomy, PEERS)
+    samples = torch.rand(30, 6, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 3
+    learner = SgdLearner(network, samples, samples, local_samples=20, batch=5)
+    member = SharingMember(learner, Plan(shared, until=2), AutoOptions())
+
+    def round_of(member: SharingMember) -> tuple[int, bool]:
+        count = len(learner.samples[1])
+        return count, member.after_averaging(member.before_averaging(learner.train()))
+
+    assert round_of(member) == (30, False), "nothing is compared yet"
+    compared = Plan(shared, 1, 2, 4, candidates=(Candidate.of(shared, "0", [0], OWN),))
+    assert member.follow(compared)
+    assert round_of(member) == (21, True)
+    assert member.has_measured
+    assert round_of(member) == (30, False)
+    assert member.follow(Plan(shared.change("0", [0], OWN), 2, 4, 6))
+    assert round_of(member) == (21, False), "own cells would remember the held-out samples"
+    assert member.follow(Plan(shared.change("0", [0], OWN), 3, 6, 8, deciding=False))
+    assert round_of(member) == (30, False)
+    newcomer = Plan(Assignment.shared(network.slicing.anatomy, PEERS[1:]), 4, 8, 10)
+    assert member.follow(newcomer), (
+        "a peer without a place compares its values with those of groups"
+    )
+    assert round_of(member) == (21, False)
+
+
 def test_sharing_again_takes_no_more_than_a_first_step() -> None:
     planner = Planner(AutoOptions(), Memory(steps=1))
     own = Assignment.shared(perceptrons()[0].slicing.anatomy, PEERS).change("4", [1], OWN)
@@ -472,9 +529,10 @@ def test_own_norm_statistics_begin_as_if_they_had_never_been_averaged() -> None:
         ]  # fmt: skip
         shared = Assignment.shared(normed()[0].slicing.anatomy.with_norm_parts({"1"}), PEERS)
         own = Candidate.of(shared, "norm-statistics", [0], OWN)
-        plan = Plan(own.assignment if own_from_start else shared, until=9)
-        if not own_from_start:
-            plan = replace(plan, candidates=(own,))
+        plan = Plan(shared, until=9, candidates=(own,))
+        if own_from_start:  # with another candidate, so that both runs train on the same samples
+            other = Candidate.of(own.assignment, "norms", [0], OWN)
+            plan = replace(plan, assignment=own.assignment, candidates=(other,))
         members = [SharingMember(learner, plan, AutoOptions()) for learner in learners]
         networks = [learner.network for learner in learners]
         average(networks)

@@ -69,6 +69,7 @@ def test_peers_leave_when_their_supervisor_is_gone(run, spec, pipe, caplog):
     assert caplog.text.count("left swarm nest: it was told to stop") == 2
 
 
+@pytest.mark.live
 def test_peers_without_a_supervisor_do_not_mind_a_closed_standard_input(run, spec, tmp_path):
     spec.write(tmp_path / "host.json")
     command = [sys.executable, "-m", "gossamer.peer", str(tmp_path / "host.json")]
@@ -96,6 +97,7 @@ asyncio.run(LocalSwarm(spec, python=str(folder / "python")).run())
 
 
 @pytest.mark.timeout(300)  # torch is loaded, on whatever machine this is
+@pytest.mark.live
 def test_processes_hear_of_a_killed_supervisor(tmp_path, empty_broker):
     """A shell script in the peers' place says when its standard input ends."""
     script = tmp_path / "python"

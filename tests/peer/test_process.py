@@ -153,6 +153,7 @@ def test_each_peer_has_an_echo_topic_of_its_own(run):
     assert transport.echo_topic == "gossamer/v1/garden/peer/a/inbox/@echo"
 
 
+@pytest.mark.live
 @pytest.mark.timeout(600)  # torch is loaded, on whatever machine this is
 def test_told_to_stop_with_the_broker_gone_a_process_ends_and_says_so(
     tmp_path, monkeypatch, capsys

@@ -61,6 +61,7 @@ def counts(spec) -> list[int]:
     ]
 
 
+@pytest.mark.live
 @pytest.mark.timeout(600)  # torch is loaded twice, on whatever machine this is
 def test_peers_in_processes_learn_to_the_end_and_are_watched(spec, monkeypatch):
     monkeypatch.chdir(HERE)
