@@ -14,6 +14,7 @@ The same object works in an `Arena`, in `gossamer simulate`, in comparisons and 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
@@ -114,23 +115,38 @@ class CallbackList:
         return self._call("test", progress)
 
     def end(self) -> None:
-        """Call `end` of all callbacks with the progress that they saw last; nothing if none was started."""
-        if self._last is not None:
-            self._call("end", self._last)
-        self._last = None
+        """Call `end` of all callbacks with the progress that they saw last; nothing if none was started.
+
+        All are called, even if one raises. The first error is raised, unless one that ended the run is.
+        """
+        progress, self._last = self._last, None
+        if progress is None:
+            return
+        ended_by, first = sys.exception(), None
+        for each in self._callbacks:
+            try:
+                self._call_one(each, "end", progress)
+            except GossamerError as error:
+                first = first or error
+        if first is not None and (ended_by is None or isinstance(ended_by, GeneratorExit)):
+            raise first
 
     def _call(self, method: str, progress: Progress) -> bool:
         self._last, stop = progress, False
         for each in self._callbacks:
-            try:
-                stop = bool(getattr(each, method)(progress)) or stop
-            except GossamerError:
-                raise
-            except Exception as error:  # a user's own, which may raise anything
-                kind = type(each)
-                where = describe_error(f"{kind.__module__}:{kind.__qualname__}", error)
-                raise ModelError(f"callback {where}, in {method!r}") from error
+            stop = self._call_one(each, method, progress) or stop
         return stop
+
+    @staticmethod
+    def _call_one(callback: Callback, method: str, progress: Progress) -> bool:
+        try:
+            return bool(getattr(callback, method)(progress))
+        except GossamerError:
+            raise
+        except Exception as error:  # a user's own, which may raise anything
+            kind = type(callback)
+            where = describe_error(f"{kind.__module__}:{kind.__qualname__}", error)
+            raise ModelError(f"callback {where}, in {method!r}") from error
 
 
 def find_callbacks(entries: Sequence[str], folder: Path) -> None:

@@ -43,10 +43,10 @@ def config(**changes: Any) -> Config:
     return parse_config({**TABLE, "models": MODELS, **changes})
 
 
-def in_arena(callback: Callback) -> int:
+def in_arena(*callbacks: Callback) -> int:
     """Run an arena; return the number of rounds."""
     learners = [member.learner for member in Swarm(config()).members()]
-    return len(list(Arena(learners, test_every=TEST_EVERY).run(ROUNDS, [callback])))
+    return len(list(Arena(learners, test_every=TEST_EVERY).run(ROUNDS, callbacks)))
 
 
 def in_virtual_time(callback: Callback) -> int:
@@ -168,6 +168,19 @@ def test_the_end_is_called_after_an_error_too() -> None:
     with pytest.raises(KeyboardInterrupt):
         in_arena(watch)
     assert watch.order()[-1] == ("end", 2)
+
+
+def test_an_error_at_the_end_hides_neither_the_first_one_nor_other_ends() -> None:
+    class Careless(Callback):
+        def end(self, progress: Progress) -> None:
+            raise ValueError("already closed")
+
+    watch = Watch(interrupt_at=2)
+    with pytest.raises(KeyboardInterrupt):
+        in_arena(Careless(), watch)
+    assert watch.order()[-1] == ("end", 2)
+    with pytest.raises(ModelError, match=r"already closed.*, in 'end'"):
+        in_arena(Careless())
 
 
 def told(round: int, accuracy: float) -> Progress:
