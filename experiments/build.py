@@ -278,10 +278,15 @@ class Swarm:
         if file := trained_file(config, self.source, index):
             with self._error_context("network.trained", f"peer {index}: "):
                 load_trained(network, file)
+        # Names are checked here, and arguments by torch when the learner calls these functions.
         with self._error_context("training.optimizer"):
-            optimizer = _optimizer(training)
+            if (optimizer := _optimizer(training)) is not None:
+                optimizer = self._error_context("training.optimizer")(optimizer)
+        scheduler = None
         with self._error_context("training.scheduler"):
-            scheduler = None if training.scheduler is None else find_scheduler(training.scheduler)
+            if training.scheduler is not None:
+                scheduler = find_scheduler(training.scheduler)
+                scheduler = self._error_context("training.scheduler")(scheduler)
         with self._error_context("training.loss"):
             loss = find_loss(training.loss)
         options: dict[str, Any] = {

@@ -16,12 +16,14 @@ import csv
 import errno
 import io
 import json
+import logging
 import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ from gossamer import files
 from gossamer.files import FileLock
 
 from .errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 
@@ -347,18 +351,33 @@ class RecordFile(files.RecordFile):
 def read_records(path: Path) -> Iterator[Record]:
     """Yield the records of a JSONL file; none if it does not exist.
 
-    Skips lines that are not valid JSON, such as a last line that was not written completely.
+    Skips lines that are not valid JSON, such as a last line that was not written completely. If that is in
+    the folder of a finished run, which wrote all lines, a warning is logged: the file was cut later.
     """
     if not path.exists():
         return
+    count, is_cut = 0, False
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
+            is_cut = False
             try:
                 record = json.loads(line)
             except json.JSONDecodeError:
+                is_cut = True
                 continue
             if isinstance(record, dict):
+                count += 1
                 yield record
+    if is_cut and (info := _RunInfo.read(path.parent)) is not None and info.finished:
+        _warn_cut(path, count)
+
+
+@cache  # a command may read the same file several times
+def _warn_cut(path: Path, count: int) -> None:
+    _log.warning(
+        "%s: was cut after the run had finished: its last line is not complete, and what came after is "
+        "missing; %s records were read; copy the file again, or repeat the run", path, count,
+    )  # fmt: skip
 
 
 def read(*folders: str | Path) -> Any:

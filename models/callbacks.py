@@ -14,8 +14,9 @@ The same object works in an `Arena`, in `gossamer simulate`, in comparisons and 
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from pathlib import Path
@@ -29,6 +30,8 @@ from gossamer.files import atomic_path
 from .errors import ModelError
 from .learner import Learner
 from .metrics import Metrics, less_is_better
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -114,46 +117,57 @@ class CallbackList:
         """Call `test` of all callbacks."""
         return self._call("test", progress)
 
-    def end(self) -> None:
+    def end(self, *, after_error: bool = False) -> None:
         """Call `end` of all callbacks with the progress that they saw last; nothing if none was started.
 
-        All are called, even if one raises. The first error is raised, unless one that ended the run is.
+        after_error: log the errors of callbacks instead of raising the first, which would hide the one that
+            ended the run.
         """
-        progress, self._last = self._last, None
-        if progress is None:
-            return
-        ended_by, first = sys.exception(), None
-        for each in self._callbacks:
+        last, self._last = self._last, None
+        errors: list[GossamerError] = []
+        for each in () if last is None else self._callbacks:
             try:
-                self._call_one(each, "end", progress)
+                _call(each, "end", last)
             except GossamerError as error:
-                first = first or error
-        if first is not None and (ended_by is None or isinstance(ended_by, GeneratorExit)):
-            raise first
+                errors.append(error)
+        if errors and not after_error:
+            raise errors[0]
+        for error in errors:
+            _log.warning("%s", error)
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Call `end` of all callbacks when the block ends, whatever ends it."""
+        try:
+            yield
+        except BaseException:
+            self.end(after_error=True)
+            raise
+        self.end()
 
     def _call(self, method: str, progress: Progress) -> bool:
-        self._last, stop = progress, False
-        for each in self._callbacks:
-            stop = self._call_one(each, method, progress) or stop
-        return stop
+        self._last = progress
+        stops = [_call(each, method, progress) for each in self._callbacks]
+        return any(stops)
 
-    @staticmethod
-    def _call_one(callback: Callback, method: str, progress: Progress) -> bool:
-        try:
-            return bool(getattr(callback, method)(progress))
-        except GossamerError:
-            raise
-        except Exception as error:  # a user's own, which may raise anything
-            kind = type(callback)
-            where = describe_error(f"{kind.__module__}:{kind.__qualname__}", error)
-            raise ModelError(f"callback {where}, in {method!r}") from error
+
+def _call(callback: Callback, method: str, progress: Progress | None) -> bool:
+    """Call a method of a callback, and return whether to stop; an error of its own becomes a ModelError."""
+    try:
+        return bool(getattr(callback, method)(progress))
+    except GossamerError:
+        raise
+    except Exception as error:  # a user's own, which may raise anything
+        kind = type(callback)
+        where = describe_error(f"{kind.__module__}:{kind.__qualname__}", error)
+        raise ModelError(f"callback {where}, in {method!r}") from error
 
 
 def find_callbacks(entries: Sequence[str], folder: Path) -> None:
     """Import the functions that a config names, `module:function`, from its folder; EntryError if one is not
     there."""
-    import_from(folder)
     for entry in entries:
+        import_from(folder)
         load_entry(entry)
 
 

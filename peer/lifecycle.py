@@ -354,16 +354,18 @@ class Peer:
         """Run one session after the other, until one ends with a report."""
         engine = await worker.run(self._make_engine)
         await worker.run(self._keep_network, engine)
+        report = None
         try:
-            while True:
+            while report is None:
                 try:
-                    return await self._run_session(engine, worker)
+                    report = await self._run_session(engine, worker)
                 except SessionOver as over:
                     _log.warning("peer %s: %s; rejoining with a new session", self.name, over)
                     await worker.run(engine.start_new_session, str(over))
+            return report
         finally:
             if self._callbacks:
-                await worker.run(self._callbacks.end)
+                await worker.run(self._callbacks.end, after_error=report is None)
 
     async def _run_session(self, engine: Engine, worker: Worker) -> Report:
         """Run one session, from connecting to the goodbye."""

@@ -150,9 +150,10 @@ def join(folder: Path) -> None:
 
     recorder = Recorder(on_call=arrived)
     with Broker() as broker:
+        url = broker.url
         recorder.start()
         _gossamer(
-            "join", "--broker", broker.url, "--swarm", "house",
+            "join", "--broker", url, "--swarm", "house",
             "--config", str(folder / "peer.toml"), "--out", str(folder / "out"),
         )  # fmt: skip
     raise RuntimeError("gossamer join ended, and nobody asked its transport for messages")

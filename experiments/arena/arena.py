@@ -339,7 +339,7 @@ class Arena:
             raise ModelError("`callbacks` cannot be combined with `shard`: leave out one of them")
         self.refresh()
         stop = followers.start(Progress(first - 1, rounds, self._learners))
-        try:
+        with followers.ending():
             for index in range(first, 0 if stop else rounds + 1):
                 training = self.train_and_average()
                 if followers:
@@ -362,8 +362,6 @@ class Arena:
                 yield Round(index, training, tests, gains)
                 if stop:
                     return
-        finally:
-            followers.end()
 
     def _by_name(self, metrics: Sequence[Metrics]) -> dict[str, Metrics]:
         """Return metrics of all learners by the names of their peers."""

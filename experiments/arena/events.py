@@ -35,6 +35,7 @@ from ...gossip import (
     SteadyMode,
     Store,
     WireDtype,
+    WireSettings,
     as_sent,
     is_finite,
     sufficient_dtype,
@@ -80,6 +81,11 @@ class Wire:
     compress: str | None = None
     drift: float | Mapping[str, float] | None = None
     shapes: Mapping[str, Shapes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, settings: WireSettings) -> Wire:
+        """Return the wire that a config's [gossip] table describes."""
+        return cls(settings.dtype, settings.compress, settings.drift)
 
     @property
     def lossy(self) -> Callable[[str, Array], Array] | None:
@@ -242,7 +248,9 @@ class EventSimulator:
         """Announce two gossipers to each other."""
         for receiver, announced in ((first, second), (second, first)):
             gossiper = self.gossipers[announced]
-            self.gossipers[receiver].peer_online(gossiper.peer, gossiper.session, gossiper.models)
+            self.gossipers[receiver].peer_online(
+                gossiper.peer, gossiper.session, gossiper.models, weight=self._weights[announced]
+            )
 
     def push(self, model: str, index: int, outcomes: Mapping[int, Outcome], now: float) -> bool:
         """Let a peer push a share to each of its receivers; False if its value is not finite.

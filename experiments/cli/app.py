@@ -182,9 +182,9 @@ def _simulate(
     load_torch()  # after the config is checked: importing torch takes seconds
     if shards > 1:
         from ..arena.shards import launch
-        from ..arena.simulation import refuse_in_shards
+        from ..config.needs import refuse_conflicts
 
-        refuse_in_shards(settings, str(config))
+        refuse_conflicts("shards", settings, str(config))
         launch(shards, sys.executable, "-m", "gossamer", *console.Invocation.arguments)
         return
     if ranks is not None:

@@ -210,7 +210,7 @@ def ban_command(name: str, *, file: Path, lift: bool = False) -> None:
         file: The device's file, as for gossamer join --config.
         lift: Remove the peer from the list instead.
     """
-    from ..live.bans import change_bans
+    from ..live.device import change_bans
 
     banned = change_bans(file, name, lift=lift)
     console.print_written([file])

@@ -1,7 +1,8 @@
-"""Finds keys of a config that have no effect in a run, so that the user is told instead of misled.
+"""Finds keys of a config that do not fit its run, so that the user is told instead of misled.
 
-For example, `data.alpha` has an effect only with partition = "dirichlet". `NEEDS` lists what each such key
-needs. `warn_unused_keys` checks a config before it is run, `refuse_unused_axes` the keys of a sweep.
+Some have no effect: `data.alpha`, for example, needs partition = "dirichlet". `NEEDS` lists what each such
+key needs. `warn_unused_keys` checks a config before it is run, `refuse_unused_axes` the keys of a sweep.
+Others exclude each other: `CONFLICTS` lists them, and `refuse_conflicts` checks a config.
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ that only live peers use, because they run the same file. In a sweep, all of the
 class Case:
     """One use of a key: the config that sets it, and how the config is run.
 
-    table: the table that contains the key. sweep: whether the key is varied by a sweep.
+    table: the table that contains the key.
     """
 
     config: Any
     run: Run
     table: Any
-    sweep: bool = False
 
     @property
     def sparse(self) -> bool:
@@ -114,12 +114,9 @@ NEEDS: tuple[Need, ...] = (
         "sweep",
         "this is a single run; gossamer sweep runs all combinations, and expand of "
         "gossamer.experiments.study.sweep lists them",
-        lambda case: case.sweep,
+        lambda case: False,
         "refuse",
     ),
-    Need("name", "results do not depend on it", lambda case: not case.sweep),
-    Need("test_every", "a sweep uses only the test of the last round", lambda case: not case.sweep),
-    Need("gain", "a sweep does not measure it", lambda case: not case.sweep),
     Need(
         "rounds",
         "time.seconds decides when to stop: leave out one of them",
@@ -219,6 +216,12 @@ NEEDS: tuple[Need, ...] = (
     ),
 )
 
+UNUSED_IN_SWEEPS: tuple[Need, ...] = (
+    Need("test_every", "a sweep uses only the test of the last round", lambda case: False),
+    Need("gain", "a sweep does not measure it", lambda case: False),
+    Need("callbacks", "a sweep does not call them", lambda case: False),
+)
+
 REFUSED_IN_COMPARISONS: tuple[Need, ...] = tuple(
     Need(key, f"a comparison's {text}", lambda case: False, "refuse")
     for key, text in (
@@ -234,6 +237,109 @@ REFUSED_IN_COMPARISONS: tuple[Need, ...] = tuple(
     )
 )
 """Keys that comparisons do not support, of the tables that their configs share with those of swarms."""
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Keys that cannot be combined with something else, each with the reason.
+
+    text: the error, in which {key} and {reason} stand for the first such key that a config sets.
+    """
+
+    text: str
+    reasons: Mapping[str, str]
+
+
+_REFUSED_VALUES = {
+    "data.set": "sparse",
+    "gossip.mode": "steady",
+    "gossip.dtype": "float16",
+    "training.prior": "auto",
+}
+"""The one value of a key that conflicts refuse; of all other keys they refuse any but the default."""
+_LOSSY = ("gossip.compress", "gossip.drift", "gossip.dtype")
+_MESSAGES = "messages are simulated in one process"
+_NEIGHBOURS = "what peers know of their neighbours"
+_NO_WEIGHT = "values are combined without weight"
+_ONE_DECIDES = "one hostile member could decide what all share"
+_NOT_DECIDED = {
+    "data.set": "sparse vectors, which are not learned by gradients",
+    "fednp": "FedNP, whose loss is not a sum over samples",
+    "training.proximal": "a penalty beside the loss of samples",
+    "network.sizes": "networks of several sizes",
+}
+
+CONFLICTS = {
+    "shards": Conflict(
+        "key '{key}': not over several processes: {reason}; leave out the key, or use one process",
+        {
+            "time": "virtual time is simulated in one process",
+            "callbacks": "callbacks see all peers",
+            "sharing": "what peers share is decided in one process",
+            "fednp": "FedNP is simulated in one process",
+            "training.metrics": "named metrics are not sent to rank 0",
+            "training.prior": '"auto" compares the labels of all peers',
+            **dict.fromkeys(("gossip.mode", "gossip.robust", *_LOSSY), _MESSAGES),
+            "models.*.matching": "cells are matched in one process",
+        },
+    ),
+    "checkpoints": Conflict(
+        "key '{key}': checkpoints do not hold {reason}; leave out the key, or --checkpoint and --resume",
+        {
+            "sharing": "the measurements by which peers decide",
+            **dict.fromkeys(("gossip.mode", "gossip.robust"), _NEIGHBOURS),
+            **dict.fromkeys(_LOSSY, "what was sent over each link"),
+            "models.*.matching": "cells at a common width",
+        },
+    ),
+    "auto": Conflict(
+        "key 'sharing': peers cannot decide what they share with {reason} ({key}); leave one of them out",
+        {
+            **_NOT_DECIDED,
+            "models.*.matching": "matched cells",
+            **dict.fromkeys(_LOSSY, "inexact or skipped messages"),
+        },
+    ),
+    "live auto": Conflict(
+        "key 'sharing': live peers cannot decide what they share with {reason} ({key}); leave one of them "
+        "out",
+        {"dry_run": "a dry run, which is for gossamer simulate", **_NOT_DECIDED},
+    ),
+    "steady": Conflict(
+        "key '{key}': not with gossip.mode = 'steady': {reason}",
+        {
+            "gossip.compress": "a compressor's error stays with weight, and values have none; leave it out, "
+            'or set dtype = "float16"',
+            "gossip.drift": "neighbours judge values by the last ones that they saw; leave it out",
+            **dict.fromkeys(
+                ("gossip.fraction", "gossip.rule"), "no weight is given away; leave it out"
+            ),
+            "sharing": f"{_ONE_DECIDES}; name the partial models",
+            "models.*.matching": "cells are matched by averages with weight; leave matching out",
+            "network.trained": "a network that was trained before is matched when it joins; leave it out",
+        },
+    ),
+    "robust": Conflict(
+        "key '{key}': not with gossip.robust: {reason}; leave one of them out",
+        {
+            **dict.fromkeys(("gossip.compress", "gossip.rule", "weights"), _NO_WEIGHT),
+            "sharing": _ONE_DECIDES,
+            "models.*.matching": "cells are matched by averages with weight",
+        },
+    ),
+}
+"""What excludes other keys: several processes, checkpoints, sharing = "auto" in lockstep and live, steady
+gossip, robust means."""
+
+
+def refuse_conflicts(name: str, config: Experiment, source: str = "config") -> None:
+    """Raise ConfigError, which names the key, if a config has one that CONFLICTS[name] excludes."""
+    conflict = CONFLICTS[name]
+    for pattern, reason in conflict.reasons.items():
+        for key, table in _set_keys(config, pattern.split(".")):
+            value = getattr(table, key.rpartition(".")[2])
+            if value == _REFUSED_VALUES.get(pattern, value):
+                raise ConfigError(f"{source}: {conflict.text.format(key=key, reason=reason)}")
 
 
 def warn_unused_keys(config: Experiment, run: Run, source: str = "config") -> None:
@@ -273,12 +379,18 @@ def _message(source: str, key: str, need: Need) -> str:
     return f"{source}: key {key!r}: has no effect here: {need.reason}"
 
 
-def unused(config: Experiment, run: Run) -> Iterator[tuple[str, Need]]:
-    """Yield the keys that a config sets, to other values than the default, without effect in a run."""
-    for need in NEEDS if run != "compare" else REFUSED_IN_COMPARISONS + NEEDS:
+def unused(config: Experiment, run: Run, more: Sequence[Need] = ()) -> Iterator[tuple[str, Need]]:
+    """Yield the keys that a config sets, to other values than the default, without effect in a run.
+
+    more: what is needed beside NEEDS.
+    """
+    for need in (*(REFUSED_IN_COMPARISONS if run == "compare" else more), *NEEDS):
         for key, table in _set_keys(config, need.key.split(".")):
             if not need.met(Case(config, run, table)):
                 yield key, need
+
+
+_NAME = Need("name", "results do not depend on it", lambda case: False)
 
 
 def refuse_unused_axes(
@@ -287,7 +399,7 @@ def refuse_unused_axes(
     """Raise if a sweep varies a key that has no effect in any of its runs; configs: those of the runs."""
     for key in (key for key, values in axes.items() if len(values) > 1):
         pattern = ".".join("*" if step.isdigit() else step for step in key.split("."))
-        for need in NEEDS:
+        for need in (_NAME, *UNUSED_IN_SWEEPS, *NEEDS):
             if need.reaction == "refuse" or not f"{pattern}.".startswith(f"{need.key}."):
                 continue
             cases = (_case(config, key) for config in configs)
@@ -303,7 +415,7 @@ def _case(config: Config, key: str) -> Case:
     table: Any = config
     for step in key.split(".")[:-1]:
         table = table[int(step)] if isinstance(table, list) else getattr(table, step, None)
-    return Case(config, _run_of(config), table, sweep=True)
+    return Case(config, _run_of(config), table)
 
 
 def _set_keys(table: Any, steps: Sequence[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -328,8 +440,9 @@ def warn_unused_in_sweep(
     config: Config, axes: Mapping[str, Sequence[Any]], runs: Sequence[Config], source: str
 ) -> None:
     """Print a warning for every key, except the swept ones, that has no effect in any run of a sweep."""
-    unused_by_run = [{key for key, _ in unused(run, _run_of(run))} for run in runs]
-    for key, need in unused(config, _run_of(runs[0])):
+    more = UNUSED_IN_SWEEPS
+    unused_by_run = [{key for key, _ in unused(run, _run_of(run), more)} for run in runs]
+    for key, need in unused(config, _run_of(runs[0]), more):
         is_unused = key not in axes and all(key in keys for keys in unused_by_run)
         if need.reaction == "warn" and is_unused:
             console.warn(_message(source, key, need))

@@ -228,6 +228,7 @@ def run(cell: Cell, callbacks: Sequence[Callback] = ()) -> Record:
 
     callbacks: follow the run, and may stop it.
     """
+    import_from(Path(cell.source).parent)  # a worker of a cluster has not read the config
     config, method = cell.config, cell.config.method(cell.line)
     clients = clients_of(config, method, cell.seed, cell.source)
     record = run_method(
@@ -270,7 +271,7 @@ def run_method(
         )
     followers, learners = CallbackList(callbacks), [client.learner for client in clients]
     stop = followers.start(Progress(0, rounds, learners))
-    try:
+    with followers.ending():
         for round_number in range(1, 0 if stop else rounds + 1):
             # Every round has its own random generator: participants are the same for all methods, however
             # many random numbers a method draws.
@@ -291,8 +292,6 @@ def run_method(
                 stop = followers.test(replace(progress, tests=by_name)) or stop
             if stop:
                 break
-    finally:
-        followers.end()
     return {
         "method": name, "seed": seed, "bound": method.is_bound, "samples": samples,
         "metric": metric, "curve": curve,

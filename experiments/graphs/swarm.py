@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from ...gossip import FANOUT, needed_neighbours
+from ...gossip import FANOUT, needed_neighbours, tolerated
 from ...peer import NeighbourSettings
 from ...topology import (
     BUILDERS,
@@ -42,10 +42,12 @@ from ...topology import (
     static,
 )
 from ..cli import console
+from ..config.needs import refuse_conflicts
 from ..config.tables import Config, ConfigError, load_config
 
 if TYPE_CHECKING:
     from ..arena import Gossip
+    from ..build import Member
 
 
 DEFAULT_PUSHES: int = NeighbourSettings.model_fields["exchanges"].default
@@ -269,7 +271,13 @@ def importing_from(folder: Path) -> Iterator[None]:
 def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
     """Return the graph of a spec, as `swarm_graph` describes it; raise TopologyError if it does not fit."""
     builder = "" if isinstance(spec, nx.Graph | Path) else parse(spec)[0]
+    steady = config.gossip.mode == "steady"
     if builder in SCHEDULES:
+        if steady:
+            raise TopologyError(
+                "not with gossip.mode = 'steady': neighbours change before they are known well enough to be "
+                "judged; name a graph that does not change"
+            )
         if config.bridge:
             raise TopologyError(
                 f"{builder} changes over time, so no links can be added to it; leave out 'bridge'"
@@ -277,10 +285,14 @@ def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
         topology = _from_schedule(config.name, build_schedule(spec, config.peers, config.seed))
         require_models_connected(topology.graph, models)
     else:
-        graph, added = _bridge_if_asked(
-            build(spec, config.peers, config.seed), models, config.bridge
-        )
-        if config.bridge and config.gossip.mode == "steady" and not graph.is_directed():
+        graph = build(spec, config.peers, config.seed)
+        if steady and graph.is_directed():
+            raise TopologyError(
+                "not with gossip.mode = 'steady': on a directed graph a peer cannot choose whom it listens "
+                "to; name an undirected one"
+            )
+        graph, added = _bridge_if_asked(graph, models, config.bridge)
+        if config.bridge and steady:
             needed = needed_neighbours(config.gossip.hostile)
             links = links_to_add(graph, models or {"": range(config.peers)}, needed)
             purpose = f"give every peer {needed} neighbours"
@@ -392,16 +404,27 @@ def groups_of(topology: SwarmGraph, key: str | None = None) -> dict[int, str]:
     return {peer: " + ".join(models) or "no group" for peer, models in semi_local.items()}
 
 
-def graph_of(config: Config, models: Members, source: str = "config") -> nx.Graph | None:
-    """Return the fixed graph of the config's topology; None if it has none or if it changes over time.
+def push_graph(config: Config, members: list[Member], source: str = "config") -> nx.Graph:
+    """Return which peers may push to each other at their own pace: all, if the config has no topology.
 
     Raises ConfigError if the peers of a shared model are not connected. Prints links that bridging added.
     """
+    from ..build import shared_models  # imports torch, which other graphs do not need
+
+    models = shared_models(members)
+    if config.gossip.mode == "steady":
+        warn_without_score(members[0].learner, source)
+        return steady_graph(config, models, source)
     topology = swarm_graph(config, models, source)
     if topology is None:
-        return None
+        return nx.complete_graph(config.peers)
     print_graph_notes(topology)
-    return None if topology.changing else topology.graph
+    if topology.changing:
+        raise ConfigError(
+            f"{source}: key 'topology': a graph that changes in steps is not supported in virtual time; name "
+            "one graph, and let links fail with [time.churn]"
+        )
+    return topology.graph
 
 
 # --- steady gossip and robust means: which keys and graphs suit them --------------------------------
@@ -422,92 +445,38 @@ def steady_graph(config: Config, models: Members, source: str = "config") -> nx.
     return nx.complete_graph(config.peers) if topology is None else topology.graph
 
 
+def warn_without_score(learner: object, source: str) -> None:
+    """Print a note if the learners of a config, of which this is one, cannot score values in steady mode."""
+    from ...models import Scorer  # loads torch, which drawing a graph does not need
+
+    if not isinstance(learner, Scorer):
+        console.warn(
+            f"{source}: learners of this kind have no method score, so values of other peers are bounded by "
+            "their distance alone, whatever their loss"
+        )
+
+
 def check_steady(
     config: Config, topology: SwarmGraph | None, models: Members, source: str = "config"
 ) -> None:
-    """Raise ConfigError for keys, and for graphs, that steady gossip cannot work with.
+    """Raise ConfigError for keys, and for numbers of neighbours, that steady gossip cannot work with.
 
     Peers with too few neighbours to withstand a hostile one, if `gossip.hostile` is left to the peers, are
     named on the terminal. models: the peers of each shared partial model; all peers if empty.
     """
-    _refuse_keys(config, source)
-    if topology is not None:
-        _refuse_graph(topology, source)
+    refuse_conflicts("steady", config, source)
     graph = nx.complete_graph(config.peers) if topology is None else topology.graph
     _check_neighbours(config, graph, models or {"": range(config.peers)}, source)
 
 
-def _refuse_keys(config: Config, source: str) -> None:
-    refused = {
-        "gossip.compress": (
-            config.gossip.compress is not None,
-            "a compressor's error stays with weight, and values have none; leave it out, or set dtype = "
-            '"float16"',
-        ),
-        "gossip.drift": (
-            config.gossip.drift is not None,
-            "neighbours judge values by the last ones that they saw; leave it out",
-        ),
-        "gossip.fraction": (
-            config.gossip.fraction is not None,
-            "no weight is given away; leave it out",
-        ),
-        "gossip.rule": (config.gossip.rule != "push", "no weight is given away; leave it out"),
-        "weights": (
-            config.weights == "samples",
-            "members could claim any number of samples, so every peer counts once; leave it out",
-        ),
-        "sharing": (
-            config.sharing == "auto",
-            "one hostile member could decide what all share; name the partial models",
-        ),
-        "models": (
-            any(model.matching != "none" for model in config.models),
-            "cells are matched by averages with weight; leave matching out",
-        ),
-        "network.trained": (
-            config.network.trained is not None,
-            "a network that was trained before is matched when it joins; leave it out",
-        ),
-    }
-    for key, (given, reason) in refused.items():
-        if given:
-            raise ConfigError(f"{source}: key {key!r}: not with gossip.mode = 'steady': {reason}")
-
-
 def check_robust(config: Config, source: str = "config") -> None:
     """Raise ConfigError for keys that do not go with `gossip.robust`."""
-    gossip = config.gossip
-    refused = {
-        "gossip.robust": (gossip.paced, "it is for the modes rounds and server"),
-        "gossip.compress": (gossip.compress is not None, "values are combined without weight"),
-        "gossip.rule": (gossip.rule != "push", "values are combined without weight"),
-        "weights": (config.weights == "samples", "values are combined without weight"),
-        "sharing": (config.sharing == "auto", "one hostile member could decide what all share"),
-        "models": (
-            any(model.matching != "none" for model in config.models),
-            "cells are matched by averages with weight",
-        ),
-    }
-    for key, (given, reason) in refused.items():
-        if given:
-            raise ConfigError(
-                f"{source}: key {key!r}: not with gossip.robust = {gossip.robust!r} and mode = "
-                f"{gossip.mode!r}: {reason}; leave one of them out"
-            )
-
-
-def _refuse_graph(topology: SwarmGraph, source: str) -> None:
-    if topology.changing is not None:
+    if config.gossip.paced:
         raise ConfigError(
-            f"{source}: key 'topology': not with gossip.mode = 'steady': neighbours change before they are "
-            "known well enough to be judged; name a graph that does not change"
+            f"{source}: key 'gossip.robust': it is for the modes rounds and server, not for "
+            f"{config.gossip.mode!r}; leave one of them out"
         )
-    if topology.graph.is_directed():
-        raise ConfigError(
-            f"{source}: key 'topology': not with gossip.mode = 'steady': on a directed graph a peer cannot "
-            "choose whom it listens to; name an undirected one"
-        )
+    refuse_conflicts("robust", config, source)
 
 
 def _check_neighbours(config: Config, graph: nx.Graph, models: Members, source: str) -> None:
@@ -519,17 +488,23 @@ def _check_neighbours(config: Config, graph: nx.Graph, models: Members, source: 
         return
     named = ", ".join(f"{peer} ({count})" for peer, count in list(few.items())[:NAMED])
     named += f" and {len(few) - NAMED} more" * (len(few) > NAMED)
+    large = {model: peers for model, peers in models.items() if len(peers) > needed}
+    remedies: list[str] = []
+    if few_neighbours(graph, large, needed):
+        command = f"gossamer topology advise --hostile {tolerated(hostile, 0)} --graph {source}"
+        remedies.append(f"add links ({command} names them, bridge = true adds them)")
+    if small := [model or "one model" for model in models.keys() - large.keys()]:
+        remedies.append(f"let {needed + 1} or more peers share {', '.join(sorted(small))}")
+    remedy = ", and ".join(remedies)
     if hostile == "auto":
         console.warn(
             f"{source}: peers with fewer than {needed} neighbours do not withstand a hostile one among them: "
-            f"{named}; gossamer topology advise --hostile 1 --graph {source} names links to add, and "
-            "bridge = true adds them"
+            f"{named}; {remedy}"
         )
         return
     raise ConfigError(
         f"{source}: key 'gossip.hostile': to withstand {hostile} hostile neighbours a peer needs {needed}, "
-        f"and fewer have: {named}; lower it, or add links (gossamer topology advise --hostile {hostile} "
-        f"--graph {source})"
+        f"and fewer have: {named}; lower it, or {remedy}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads the file of a single device that joins a swarm, and computes its settings.
+"""Reads and changes the file of a single device that joins a swarm, and computes the device's settings.
 
 They are looked up in this order: the command line, the device's file, the swarm config's settings of the peer
 at `index`, the default.
@@ -7,12 +7,17 @@ at `index`, the default.
 from __future__ import annotations
 
 import hashlib
+import json
+import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
+
+from gossamer.files import write_atomically
 
 from ...gossip import Count, LinkSettings, with_user
 from ...gossip.security import Identity
@@ -38,6 +43,8 @@ SPEC_FIELDS = ("name", "samples", "seed", "network")
 """Keys of a device's file that set fields of PeerSpec, not of Settings."""
 SETTINGS_WITH_PEER_NAMES = ("expect", "neighbours", "sources", "turns", "servers")
 """Settings whose values contain the names of other peers."""
+
+_BANNED_LINE = re.compile(r"^banned\s*=\s*\[[^\]]*\][^\n]*\n?", re.MULTILINE)
 
 
 class JoinConfig(DeviceSettings, LinkSettings):
@@ -90,6 +97,31 @@ class JoinPlan:
 def read_join(path: Path) -> JoinConfig:
     """Read a device's file."""
     return parse_table(JoinConfig, read_table(path), str(path))
+
+
+def change_bans(path: Path, name: str, *, lift: bool = False) -> list[str]:
+    """Add a peer to `banned` in a device's file, or remove it; return the new list.
+
+    Raises ConfigError if the file is no device's file, and if the list would stay as it is.
+    """
+    banned = list(read_join(path).banned)
+    if lift and name not in banned:
+        raise ConfigError(
+            f"{path}: {name} is not banned; banned are: {', '.join(banned) or 'none'}"
+        )
+    if not lift and name in banned:
+        raise ConfigError(f"{path}: {name} is banned already")
+    banned = [each for each in banned if each != name] if lift else [*banned, name]
+    text = path.read_text("utf-8")
+    line = f"banned = {json.dumps(banned)}\n"  # also a list of TOML
+    # A key of the file itself must come before the first table.
+    changed = _BANNED_LINE.sub(line, text, count=1) if _BANNED_LINE.search(text) else line + text
+    if tomllib.loads(changed).get("banned") != banned:
+        raise ConfigError(
+            f"{path}: its key 'banned' cannot be changed; write it by hand: {line.strip()}"
+        )
+    write_atomically(path, changed.encode())
+    return banned
 
 
 def device_of(enrolment: Enrolment, entry: str | None, path: Path) -> JoinConfig:

@@ -33,7 +33,7 @@ from ..build import (
     shared_models,
     trained_file,
 )
-from ..config.needs import warn_unused_keys
+from ..config.needs import refuse_conflicts, warn_unused_keys
 from ..config.tables import (
     Config,
     ConfigError,
@@ -47,6 +47,7 @@ from ..graphs.swarm import (
     print_graph_notes,
     pushes_of,
     swarm_graph,
+    warn_without_score,
 )
 
 DEFAULT_ENTRY = "gossamer.experiments.build:make_learner"
@@ -69,7 +70,8 @@ class SwarmLayout:
 
     def __init__(self, config: Config, source: str, swarm: Swarm) -> None:
         require_push(config, source, "live peers", "run gossamer simulate")
-        _check_auto_sharing(config, source)
+        if config.sharing == "auto":
+            refuse_conflicts("live auto", config, source)
         warn_unused_keys(config, "live", source)
         if config.training.prior == "auto" and (
             config.training.proximal or config.fednp is not None
@@ -165,7 +167,7 @@ class SwarmLayout:
         # are matched.
         matched = needs_matching(config)
         computed: dict[str, Any] = {
-            "swarm": swarm_name(config),
+            "swarm": config.name,
             "trust": config.trust.kind,
             # With "own", the learner is built with its prior.
             "prior": "auto" if config.training.prior == "auto" else "none",
@@ -213,6 +215,8 @@ class SwarmLayout:
         config = self.config
         if self.graph is not None:
             print_graph_notes(self.graph)
+        if config.gossip.mode == "steady":
+            warn_without_score(self.swarm.member(0).learner, self.source)
         if config.sharing == "auto":
             fewest = min(range(config.peers), key=lambda index: self.facts(index).samples)
             if (samples := self.facts(fewest).samples) < MIN_SAMPLES:
@@ -224,14 +228,14 @@ class SwarmLayout:
         if config.trust.kind == "swarm":
             patterns = AUTO_MODELS if config.sharing == "auto" else ()
             names, credentials = make_credentials(
-                folder / "trust", swarm_name(config), self.members, patterns
+                folder / "trust", config.name, self.members, patterns
             )
         peers = [
             self.peer(index, names, **peer_credentials)
             for index, peer_credentials in enumerate(credentials)
         ]
         address = broker.with_defaults(config.gossip)
-        return SwarmSpec(swarm_name(config), address, folder, peers, config.gossip.per_process)
+        return SwarmSpec(config.name, address, folder, peers, config.gossip.per_process)
 
     def _servers(self, names: Sequence[str]) -> dict[str, str]:
         """Return which peer is the server of each partial model, round-robin; empty in other modes."""
@@ -262,26 +266,6 @@ def _for_one_peer(config: Config) -> Config:
     return config.model_copy(
         update={"training": config.training.model_copy(update={"prior": "none"})}
     )
-
-
-def _check_auto_sharing(config: Config, source: str) -> None:
-    """Raise if live peers cannot decide what they share as this config says."""
-    if config.sharing != "auto":
-        return
-    refused = {
-        "dry_run": ("in a dry run", config.dry_run),
-        "fednp": ("with FedNP, whose loss is not a sum over samples", config.fednp is not None),
-        "training.proximal": ("with a penalty beside the loss", config.training.proximal > 0),
-        "data.set": ("of sparse vectors", config.data.set == "sparse"),
-        "network.sizes": ("with networks of several sizes", bool(config.network.sizes)),
-    }
-    for key, (what, given) in refused.items():
-        if given:
-            simulated = ", or run gossamer simulate" if key == "dry_run" else ""
-            raise ConfigError(
-                f"{source}: key 'sharing': live peers cannot decide what they share {what} ({key}); leave "
-                f"one of them out{simulated}"
-            )
 
 
 def _assigned_by_hand(members: Sequence[Member], source: str) -> Assignment:
@@ -316,11 +300,6 @@ def _check_founder(config: Config, source: str, peers_of_model: dict[str, list[i
                 f"does not implement {model!r}; add peer 0 to that model, start all peers from the same "
                 "values (network.equal_starts = true, no network.trained), or run gossamer simulate"
             )
-
-
-def swarm_name(config: Config) -> str:
-    """Return the config's name, shortened and with characters that MQTT topics do not allow replaced."""
-    return "".join(c if c.isalnum() or c in "._-" else "-" for c in config.name)[:64]
 
 
 def _neighbours_by_step(

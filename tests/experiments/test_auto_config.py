@@ -182,7 +182,7 @@ def test_what_it_cannot_be_combined_with_is_one_line(table: dict[str, Any], word
             {"models": [MODELS[0], {"name": "{task}", "layout": "0-0-5"}]},
             "average across models$",
         ),
-        ({"dry_run": True}, r"dry run \(dry_run\).*gossamer simulate"),
+        ({"dry_run": True}, r"dry run, which is for gossamer simulate \(dry_run\)"),
         ({"fednp": {}}, r"FedNP.*leave one of them out$"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from cli_kit import runs
 
 from gossamer.errors import GossamerError
-from gossamer.experiments.live.bans import change_bans
+from gossamer.experiments.live.device import change_bans
 
 DEVICE = """# a device
 name = "anna"

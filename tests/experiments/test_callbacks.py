@@ -15,6 +15,7 @@ import torch
 from cli_kit import runs
 from results_kit import Watch, at
 
+from gossamer.errors import GossamerError
 from gossamer.experiments import Swarm
 from gossamer.experiments.arena import Arena, LearningSimulation, simulate_in_time
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
@@ -22,6 +23,7 @@ from gossamer.experiments.federated.comparison import Cell, parse_comparison, ru
 from gossamer.gossip import Hook, MemoryBroker, MemoryTransport, Will
 from gossamer.models import (
     Callback,
+    CallbackList,
     EarlyStopping,
     ModelError,
     PrintProgress,
@@ -43,10 +45,10 @@ def config(**changes: Any) -> Config:
     return parse_config({**TABLE, "models": MODELS, **changes})
 
 
-def in_arena(*callbacks: Callback) -> int:
+def in_arena(callback: Callback) -> int:
     """Run an arena; return the number of rounds."""
     learners = [member.learner for member in Swarm(config()).members()]
-    return len(list(Arena(learners, test_every=TEST_EVERY).run(ROUNDS, callbacks)))
+    return len(list(Arena(learners, test_every=TEST_EVERY).run(ROUNDS, [callback])))
 
 
 def in_virtual_time(callback: Callback) -> int:
@@ -170,17 +172,31 @@ def test_the_end_is_called_after_an_error_too() -> None:
     assert watch.order()[-1] == ("end", 2)
 
 
-def test_an_error_at_the_end_hides_neither_the_first_one_nor_other_ends() -> None:
-    class Careless(Callback):
+def test_the_end_of_all_is_called_even_if_one_fails() -> None:
+    class Faulty(Callback):
         def end(self, progress: Progress) -> None:
-            raise ValueError("already closed")
+            raise ValueError("at the end")
 
-    watch = Watch(interrupt_at=2)
-    with pytest.raises(KeyboardInterrupt):
-        in_arena(Careless(), watch)
-    assert watch.order()[-1] == ("end", 2)
-    with pytest.raises(ModelError, match=r"already closed.*, in 'end'"):
-        in_arena(Careless())
+    watch = Watch()
+    followers = CallbackList([Faulty(), watch])
+    followers.start(Progress(0, ROUNDS))
+    with pytest.raises(ModelError, match="Faulty raised ValueError: at the end"):
+        followers.end()
+    assert watch.order() == [("start", 0), ("end", 0)]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_an_error_at_the_end_hides_no_earlier_one(world: Any, caplog: Any) -> None:
+    class Faulty(Callback):
+        def round(self, progress: Progress) -> None:
+            raise ValueError("in the middle")
+
+        def end(self, progress: Progress) -> None:
+            raise ValueError("at the end")
+
+    with pytest.raises(GossamerError, match="in the middle"):
+        world(Faulty())
+    assert "raised ValueError: at the end" in caplog.text
 
 
 def told(round: int, accuracy: float) -> Progress:

@@ -22,7 +22,7 @@ from gossamer.experiments.config.needs import (
 )
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.live.layout import plan
-from gossamer.experiments.study.sweep import expand, outcome
+from gossamer.experiments.study.sweep import expand, outcome, sweep_study
 from gossamer.peer import BrokerAddress
 
 torch.set_num_threads(1)
@@ -103,8 +103,8 @@ LIVE_ONLY: dict[str, Any] = {
     "gossip.banned": ["eve"],
     "trust": "swarm",
 }
-ELSEWHERE = {"time", "sweep", "name", "test_every", "gain", "gossip.fraction"}
-"""Tested by themselves below; `gain` in test_gain.py."""
+ELSEWHERE = {"time", "sweep", "gossip.fraction"}
+"""Tested by themselves below."""
 
 
 def made(**paths: Any) -> Config:
@@ -206,6 +206,15 @@ def test_a_key_that_does_something_in_some_runs_may_be_swept(
     base: dict[str, Any], sweep: dict[str, Any]
 ) -> None:
     assert expand(parse_config(base | {"sweep": sweep}))
+
+
+def test_keys_that_a_sweep_does_not_use_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    table = {"name": "mine", "callbacks": ["gossamer.models:PrintProgress"], "test_every": 2}
+    sweep_study(parse_config(table | {"sweep": {"training.rate": [0.1, 0.2]}}), "mine.toml")
+    said = capsys.readouterr().err
+    assert "mine.toml: key 'callbacks': has no effect here: a sweep does not call them" in said
+    assert "key 'test_every': has no effect here" in said
+    assert "key 'name'" not in said
 
 
 def small(**changed: Any) -> dict[str, Any]:

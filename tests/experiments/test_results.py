@@ -67,6 +67,23 @@ def test_a_missing_file_has_no_records(tmp_path: Path) -> None:
     assert list(read_records(tmp_path / "none.jsonl")) == []
 
 
+def test_a_file_that_was_cut_after_its_run_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Results(tmp_path, "simulate").run_folder() as folder:
+        path = folder / "metrics.jsonl"
+        path.write_text('{"a": 1}\n{"a": ')
+        assert list(read_records(path)) == [
+            {"a": 1}
+        ]  # the run is not finished: it may write the rest
+        assert not caplog.messages
+    assert list(read_records(path)) == [{"a": 1}]
+    assert list(read_records(path)) == [{"a": 1}]
+    (message,) = caplog.messages
+    assert message.startswith(f"{path}: was cut after the run had finished")
+    assert "1 records were read" in message
+
+
 def test_the_error_names_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(ConfigError, match=r"taken is a file"):

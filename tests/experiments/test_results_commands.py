@@ -10,7 +10,7 @@ import torch
 from cli_kit import Result, Run, runner
 from disk_kit import largest_file
 
-from gossamer.experiments.arena.simulation import save_networks
+from gossamer.experiments.arena import save_networks
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.cli import console
 from gossamer.experiments.config.tables import ConfigError, load_config, parse_config

@@ -16,8 +16,8 @@ from gossamer.experiments.arena.shards import (
     plan_exchange,
     require_agreement,
 )
-from gossamer.experiments.arena.simulation import refuse_in_shards
 from gossamer.experiments.build import Swarm
+from gossamer.experiments.config.needs import refuse_conflicts
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.topology import mixing_matrix
 
@@ -105,9 +105,9 @@ def test_ranks_with_another_config_or_version_are_refused(key: str, change: dict
     ],
 )  # fmt: skip
 def test_what_one_process_must_simulate_is_refused(key: str, table: dict[str, Any]) -> None:
-    refuse_in_shards(config(), "swarm.toml")
+    refuse_conflicts("shards", config(), "swarm.toml")
     with pytest.raises(ConfigError, match=f"swarm.toml: key '{key}': not over several processes"):
-        refuse_in_shards(config(**table), "swarm.toml")
+        refuse_conflicts("shards", config(**table), "swarm.toml")
 
 
 def test_a_peer_is_the_same_whoever_builds_the_others() -> None:

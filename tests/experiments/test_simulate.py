@@ -11,7 +11,8 @@ import pytest
 import torch
 from results_kit import Watch, at
 
-from gossamer.experiments.arena.simulation import Simulation, simulate, summarise
+from gossamer.experiments.arena import Simulation, simulate
+from gossamer.experiments.arena.run_files import summarise
 from gossamer.experiments.config.tables import parse_config
 from gossamer.experiments.results import read_records
 

@@ -14,11 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch
 from matplotlib.text import Text
 from scipy.spatial.distance import pdist
 
 from gossamer.experiments.graphs import load_graph
-from gossamer.experiments.graphs.drawing import group_styles, marker_diameter, positions
+from gossamer.experiments.graphs.drawing import group_styles, marker_diameter
+from gossamer.experiments.graphs.placement import positions
 from gossamer.experiments.graphs.show import examine, figure_of, map_of, redraw, show
 from gossamer.experiments.study.figures import COLOURS, VERMILION
 from gossamer.topology import build
@@ -45,6 +47,16 @@ def drawn(name: str, peers: int | None) -> tuple[Figure, dict[str, Any]]:
 def scattered(axes: Axes) -> list[PathCollection]:
     """The dots of a picture: one collection per group, then the rings around cut peers."""
     return [c for c in axes.collections if isinstance(c, PathCollection)]
+
+
+def test_bridges_of_a_directed_graph_have_arrows(tmp_path: Path) -> None:
+    rings = nx.DiGraph([(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3), (2, 3), (3, 2)])
+    nx.write_graphml(rings, tmp_path / "rings.graphml")
+    figure, record = drawn(str(tmp_path / "rings.graphml"), None)
+    arrows = [each for each in figure.axes[0].patches if isinstance(each, FancyArrowPatch)]
+    bridges = [each for each in arrows if to_hex(each.get_edgecolor()).upper() == VERMILION]
+    assert len(arrows) == rings.number_of_edges()
+    assert len(bridges) == len(map_of(record).bridges) > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

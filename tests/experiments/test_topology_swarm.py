@@ -18,7 +18,7 @@ from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import shared_models
 from gossamer.experiments.config.tables import Config, ConfigError
 from gossamer.experiments.graphs import load_graph, mixing_of, swarm_graph
-from gossamer.experiments.graphs.swarm import graph_of
+from gossamer.experiments.graphs.swarm import push_graph
 from gossamer.experiments.live.layout import plan
 from gossamer.experiments.study.sweep import outcome, stackable_batches
 from gossamer.models import ModelError, SgdLearner, SlicedNetwork, average, mlp
@@ -98,14 +98,13 @@ TORN = {
 def test_torn_models_are_refused_by_name_or_bridged(capsys: pytest.CaptureFixture[str]) -> None:
     members = Swarm(config(**TORN)).members()
     with pytest.raises(ConfigError) as refused:
-        graph_of(config(**TORN), shared_models(members), "swarm.toml")
+        push_graph(config(**TORN), members, "swarm.toml")
     assert "swarm.toml: key 'topology'" in str(refused.value)
     assert "odd: 3 components: {1}; {3}; {5}" in str(refused.value)
     assert "bridge = true" in str(refused.value)
     assert "\n" not in str(refused.value)
 
-    whole = graph_of(config(**TORN, bridge=True), shared_models(members))
-    assert whole is not None
+    whole = push_graph(config(**TORN, bridge=True), members)
     assert nx.is_connected(whole.subgraph([1, 3, 5]))
     assert whole.number_of_edges() == 6 + 2
     told = capsys.readouterr().out
@@ -117,8 +116,7 @@ def test_torn_models_are_refused_by_name_or_bridged(capsys: pytest.CaptureFixtur
 
 def test_live_peers_get_the_bridged_neighbours(tmp_path: Path) -> None:
     spec = plan(config(**TORN, bridge=True), tmp_path, NOWHERE)
-    whole = graph_of(config(**TORN, bridge=True), shared_models(Swarm(config(**TORN)).members()))
-    assert whole is not None
+    whole = push_graph(config(**TORN, bridge=True), Swarm(config(**TORN)).members())
     for peer in spec.peers:
         expected = {str(other) for other in whole[int(peer.name)]}
         assert set(peer.settings.neighbours or ()) == expected

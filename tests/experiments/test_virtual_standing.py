@@ -18,7 +18,7 @@ from gossamer.experiments.arena import (
     PeerTestResult,
     simulate_in_time,
 )
-from gossamer.experiments.arena.simulation import AccuracyLog, read_presence, summarise
+from gossamer.experiments.arena.run_files import AccuracyLog, read_presence, summarise
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.study.sweep import outcome
 from gossamer.models import Metrics

@@ -1,0 +1,684 @@
+"""Run a config in virtual time, a simulated clock: each peer trains at its own pace and gossips by the rules
+of live peers.
+
+A training job (the local steps of one peer) begins with the peer's current values. Mass that arrives during
+the job is mixed into the peer's values, not into the job. When the job ends, the change that training made is
+added to the peer's values, as push-sum allows. So the jobs of different peers are independent, and their
+results are needed only when a job ends. Then all jobs that have begun are trained together, stacked in an
+arena.
+
+`source`, an argument of many functions, is the path of the config's file: errors and warnings begin with it,
+and files that the config names are looked for in its folder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import torch
+
+from ...gossip import ONE, Array, DictStore, Partition, SteadyMode
+from ...gossip.compress import Shapes, Traffic
+from ...models import Callback, CallbackList, Gain, Metrics, Progress
+from ...peer import blocks, schema_entries
+from ...topology import Event, TopologyError, draw_events, read_events
+from ..build import (
+    PeerFacts,
+    Swarm,
+    check_compression,
+    choose_twins,
+    members_in_order,
+    refuse_auto_sharing,
+    require_push,
+    shared_models,
+)
+from ..config.needs import warn_unused_keys
+from ..config.tables import Churn, Config, ConfigError, Time
+from ..graphs.swarm import push_graph, pushes_of
+from ..results import Results, write_csv
+from .arena import Arena, Twins
+from .events import VirtualTime, Wire, score_of
+from .network import Conditions, TimeError, World
+from .network import parse as parse_distribution
+from .run_files import (
+    CURVE_POINTS,
+    AccuracyLog,
+    Mean,
+    all_callbacks,
+    open_run_folder,
+    presence_of,
+    test_record,
+    write_gains,
+)
+from .vectorised import VectorisedPushSum
+
+_TIME_TOLERANCE = 1e-9
+"""The relative error that the time of an event may have. An event at the very end of a run is still processed
+if its time was rounded up."""
+
+
+@dataclass(frozen=True)
+class PeerTestResult:
+    """The result of one test of a peer in virtual time.
+
+    time: the virtual time of the test. round: the rounds that the peer had trained by then.
+    """
+
+    time: float
+    round: int
+    peer: int
+    metrics: Metrics
+
+
+@dataclass
+class _Job:
+    """A training job: the local steps of one peer.
+
+    start: the peer's values of shared models when the job began.
+    test: the test that was due when the job began, if any; its metrics are empty until it is run.
+    flat_before: all parameters of the network before training; None until the job is computed.
+    after: the values of shared models after training; None until the job is computed.
+    """
+
+    start: dict[str, Array]
+    test: PeerTestResult | None
+    flat_before: torch.Tensor | None = None
+    after: dict[str, Array] | None = None
+
+
+class ArrayJobs:
+    """The training jobs of all peers as rows of arrays, and gossip on arrays: no object per job or message.
+
+    For stacked peers that all share one partial model, never leave, and send values that nothing rounds or
+    compresses. It does with them what `LearningSimulation` does with a `_Job` and a Gossiper for each peer.
+
+    swarm: the peers' gossip; its estimates are the peers' values of the shared model.
+    arena: trains and tests. parameters: of all peers, a row each, in the arena's own memory.
+    model, shared: the partial model, and its coordinates among a peer's parameters.
+    is_due: (peers, times, rounds) → whether a test is due when a job begins.
+    report: called with the result of every test. options: further arguments of VectorisedPushSum.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        parameters: torch.Tensor,
+        model: str,
+        shared: slice | np.ndarray,
+        is_due: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
+        report: Callable[[PeerTestResult], None],
+        **options: Any,
+    ):
+        peers, all_coordinates = parameters.shape
+        self.model, self._arena, self._parameters = model, arena, parameters
+        self._shared = shared if isinstance(shared, slice) else torch.from_numpy(np.array(shared))
+        private = np.delete(np.arange(all_coordinates), shared)
+        self._private = torch.from_numpy(private)
+        self._private_before = parameters[:, self._private].clone()
+        values = parameters[:, self._shared].numpy()
+        self.swarm = VectorisedPushSum(
+            values, dtype=values.dtype.type, on_trained=self._finish, **options
+        )
+        self._values = torch.from_numpy(self.swarm.estimates)
+        self._start = self._values.clone()
+        self.rounds = np.zeros(peers, np.int64)
+        self._credits = self.swarm.credits.copy()
+        self._computed = np.zeros(peers, bool)
+        self._is_due, self._report = is_due, report
+        self._begun = np.zeros(peers)
+        self._due = np.zeros(peers, bool)
+        self._tests: dict[int, PeerTestResult] = {}
+        self._finished_tests: list[tuple[float, int, PeerTestResult]] = []
+
+    def run(self, seconds: float) -> None:
+        """Let virtual time pass, then undo the jobs that have not ended.
+
+        A test is reported when the job after it has ended; the others at the end, by peer.
+        """
+        interval = self.swarm.world.conditions.push_interval
+        while self.swarm.now < seconds:
+            self.swarm.advance(min(self.swarm.now + _WINDOW * interval, seconds))
+            for *_, test in sorted(self._finished_tests, key=lambda each: each[:2]):
+                self._report(test)
+            self._finished_tests.clear()
+        self._begin_training(
+            np.flatnonzero(~self._computed)
+        )  # runs the tests before jobs that do not end
+        for _, test in sorted(self._tests.items()):
+            self._report(test)
+        self.write_networks()
+
+    def write_networks(self) -> None:
+        """Write the peers' values into their networks, without what jobs that have not ended changed."""
+        undone = torch.from_numpy(np.flatnonzero(self._computed))
+        if len(self._private):
+            self._parameters[undone[:, None], self._private] = self._private_before[undone]
+        self._parameters[:, self._shared] = self._values
+
+    def values_sent(self) -> int:
+        """Return how many values were sent so far."""
+        return self.swarm.counters["transfer"] * self._values[0].numel()
+
+    def _finish(self, peers: np.ndarray, times: np.ndarray) -> None:
+        """Finish the jobs of some peers: add their changes to the peers' values, and begin the next jobs."""
+        if not self._computed[peers].all():
+            self._train(np.flatnonzero(~self._computed))
+        is_mixed = self.swarm.credits[peers] != self._credits[peers]
+        for rows, mixed in ((peers[~is_mixed], False), (peers[is_mixed], True)):
+            for block in torch.from_numpy(rows).split(_BLOCK_ROWS):
+                after = self._parameters.index_select(0, block)[:, self._shared]
+                if mixed:
+                    after -= self._start.index_select(0, block)
+                    after += self._values.index_select(0, block)
+                self._values.index_copy_(0, block, after)
+                self._start.index_copy_(0, block, after)
+        for peer, time in zip(peers.tolist(), times.tolist(), strict=True) if self._tests else ():
+            if (test := self._tests.pop(peer, None)) is not None:
+                self._finished_tests.append((time, peer, test))
+        self.rounds[peers] += 1
+        self._credits[peers] = self.swarm.credits[peers]
+        self._computed[peers] = False
+        self._begun[peers] = times
+        self._due[peers] = self._is_due(peers, times, self.rounds[peers])
+
+    def _begin_training(self, peers: np.ndarray) -> None:
+        """Write the values with which jobs began into the networks, and run the tests that are due."""
+        for block in torch.from_numpy(peers).split(_BLOCK_ROWS):
+            start = self._start.index_select(0, block)
+            if isinstance(self._shared, slice):
+                self._parameters[:, self._shared].index_copy_(0, block, start)
+            else:
+                self._parameters[block[:, None], self._shared] = start
+        due = peers[self._due[peers]].tolist()
+        for peer, metrics in zip(due, self._arena.test(due), strict=True):
+            self._tests[peer] = PeerTestResult(
+                float(self._begun[peer]), int(self.rounds[peer]), peer, metrics
+            )
+        self._due[peers] = False
+
+    def _train(self, peers: np.ndarray) -> None:
+        """Compute the jobs of some peers."""
+        self._begin_training(peers)
+        if len(self._private):
+            rows = torch.from_numpy(peers)
+            self._private_before[rows] = self._parameters[rows[:, None], self._private]
+        self._computed[peers] = (
+            True  # set before training, so that an interrupted training is undone
+        )
+        self._arena.train(peers.tolist())
+
+
+_WINDOW = 4
+"""Push intervals whose events are computed at once on arrays: more make better use of each call, and keep
+more transfers in memory."""
+
+
+_BLOCK_ROWS = 32
+"""Rows of arrays that are read, changed and written at once, while they are in the cache."""
+
+
+class LearningSimulation:
+    """A config's swarm in virtual time; `run` runs it, once only.
+
+    threads: the threads that train peers in parallel; they do not affect the result.
+    arrays: whether gossip may be computed on arrays, which is faster and differs only in rounding. It is if
+        all peers are stacked and share one partial model, none leaves, messages are exact, the mode is
+        async, and there are no callbacks.
+    on_test: called with the result of every test, in an order that depends only on the config.
+
+    graph: which peers may push to which.
+    world: who is online, and what delays and losses messages have, at any virtual time.
+    seconds: the virtual time at which the run ends.
+    arrays: jobs and gossip on arrays; None if every peer has a Gossiper.
+    events: simulates these Gossipers; set only if `arrays` is None.
+    rounds: the number of training jobs that each peer has finished.
+    tests: the accuracies of all tests so far.
+    gains: what peers gained by taking part, measured at the end of the run: of those that are online and have
+        a lone twin (a copy that trains without the others).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        source: str = "config",
+        *,
+        threads: int = 1,
+        arrays: bool = True,
+        on_test: Callable[[PeerTestResult], None] = lambda _: None,
+    ):
+        self.config = config
+        self._callbacks = CallbackList()
+        self._callback_rounds, self._stopped_by = 0, ""
+        self._latest_tests: dict[str, Metrics] = {}
+        self._training: dict[str, Metrics] = {}
+        if any(model.matching == "fuse" for model in config.models):
+            raise ConfigError(
+                f"{source}: key 'models': matching 'fuse' is not supported in virtual time; leave out "
+                "[time], or run live peers with gossamer swarm"
+            )
+        require_push(config, source, "peers in virtual time", "leave out [time]")
+        refuse_auto_sharing(config, source, "peers in virtual time", "leave out [time]")
+        self.members, _ = members_in_order(Swarm(config, source))
+        self.graph = graph = push_graph(config, self.members, source)
+        self.world, self.seconds = _world(config, graph, source)
+        rounds = self.seconds / self.world.conditions.push_interval * (1 - _TIME_TOLERANCE)
+        self._planned_rounds = math.ceil(rounds)
+        self.tests = AccuracyLog(presence_of(self.world, [member.name for member in self.members]))
+        self._peers_of_model = peers_of_model = shared_models(self.members)
+        check_compression(config, self.members, peers_of_model, source)
+        learners = [member.learner for member in self.members]
+        self.gains: list[Gain] = []
+        self._peers_with_twin = choose_twins(config.gain, config.peers, config.seed)
+        self._twins: Twins | None = None
+        if self._peers_with_twin:
+            learners_with_twin = [learners[peer] for peer in self._peers_with_twin]
+            self._twins = Twins(learners_with_twin, every=config.every, threads=threads)
+        self._arena = Arena(learners, every=config.every, threads=threads)
+        self.arrays = self._make_arrays(peers_of_model, threads) if arrays else None
+        self._stores: list[DictStore] = []
+        if self.arrays is None:
+            self._stores, self.events = self._make_gossipers(peers_of_model)
+        self._on_test = on_test
+        self._jobs: dict[int, _Job] = {}
+        self.rounds = [0] * len(self.members)
+        # Tests are due by virtual time, not by rounds; otherwise slow peers would hardly ever be tested. Time
+        # is divided into intervals; this is, for each peer, the interval in which its last job began.
+        self._test_intervals = np.zeros(len(self.members))
+
+    def _weights(self) -> list[int]:
+        """The push-sum weight with which each peer begins."""
+        by_samples = self.config.weights == "samples"
+        return [ONE * (member.samples if by_samples else 1) for member in self.members]
+
+    def _make_arrays(
+        self, peers_of_model: Mapping[str, Sequence[int]], threads: int
+    ) -> ArrayJobs | None:
+        """Return the jobs as arrays; None if peers need a Gossiper each."""
+        config, parameters = self.config, self._arena.stacked_values()
+        lossy = config.gossip.mode == "steady" or config.gossip.lossy_keys
+        if lossy or self.world.churns or parameters is None or len(peers_of_model) != 1:
+            return None
+        ((model, peers),) = peers_of_model.items()
+        slicings = {id(member.network.slicing): member.network.slicing for member in self.members}
+        shared, *others = (
+            slicing.coordinates_or_slice(model)
+            for slicing in slicings.values()
+            if model in slicing.averaged_models
+        )
+        if len(peers) < config.peers or any(not _are_equal(shared, other) for other in others):
+            return None
+        return ArrayJobs(
+            self._arena, parameters, model, shared, self._are_due, self._report,
+            graph=self.graph, conditions=self.world.conditions, seed=config.seed, threads=threads,
+            weights=np.array(self._weights()), fanout=pushes_of(config), fraction=config.gossip.fraction,
+            window=_WINDOW * self.world.conditions.push_interval,
+        )  # fmt: skip
+
+    def _make_gossipers(
+        self, peers_of_model: Mapping[str, Sequence[int]]
+    ) -> tuple[list[DictStore], VirtualTime]:
+        """Return the stores and the gossipers of all peers."""
+        config = self.config
+        shared_values: list[dict[str, Array]] = [{} for _ in self.members]
+        shapes: dict[str, Shapes] = {}
+        for model, peers in peers_of_model.items():
+            if config.gossip.compress is not None:
+                shapes[model] = blocks(schema_entries(self.members[peers[0]].network, model))
+            for peer in peers:
+                values = self.members[peer].network.read(model)
+                shared_values[peer][model] = values.cpu().numpy()
+        stores = [DictStore(values) for values in shared_values]
+        return stores, VirtualTime(
+            self.world,
+            self.graph,
+            peers_of_model,
+            stores,
+            self._weights(),
+            fanout=pushes_of(config),
+            fraction=config.gossip.fraction,
+            steady=self._steady_mode if config.gossip.mode == "steady" else None,
+            wire=replace(Wire.of(config.gossip), shapes=shapes),
+            on_trained=self._finish_job,
+            on_arrival=self._begin_job,
+        )
+
+    def traffic_by_model(self) -> list[tuple[str, int, Traffic]]:
+        """Return, for each model that was sent, its name, the bytes sent, and statistics of compression."""
+        if self.arrays is None:
+            return self.events.traffic_by_model()
+        sent = self.arrays.values_sent() * np.dtype(self.config.gossip.dtype).itemsize
+        return [(self.arrays.model, sent, Traffic())]
+
+    def _steady_mode(self, peer: int) -> SteadyMode:
+        """Return a new SteadyMode, for a peer's next session."""
+        gossip = self.config.gossip
+        return SteadyMode(
+            pushes_of(self.config), hostile=gossip.hostile, score=partial(self._score, peer)
+        )
+
+    def _score(self, peer: int, model: str, value: Array | None) -> float:
+        """Return a peer's current loss on its own samples; `value` replaces its values of `model`, if given.
+
+        During a training job, the parameters that are not shared are those from before the job.
+        """
+        learner, store = self.members[peer].learner, self._stores[peer]
+        network, job = self.members[peer].network, self._jobs.get(peer)
+        flat = network.flat.clone()
+        if job is not None and job.flat_before is not None:
+            network.flat.copy_(job.flat_before)
+        for each in store.names():
+            network.write(each, store.read(each))
+        try:
+            return score_of(learner, model, value)
+        finally:
+            network.flat.copy_(flat)
+
+    def run(self, callbacks: Sequence[Callback] = ()) -> None:
+        """Run for the config's virtual time, then test every peer that is online.
+
+        callbacks: follow the run, and may stop it; see gossamer.models.Callback. A round of theirs is one
+            push interval, the mean time that a peer trains between two pushes. Every `test_every` rounds
+            they get the latest test of each online peer; a test is known once the job after it has ended.
+            Arrays compute many events at once, so runs with callbacks use Gossipers.
+        """
+        self._callbacks = CallbackList(callbacks)
+        if self._callbacks and self.arrays is not None:
+            self.arrays = None
+            self._stores, self.events = self._make_gossipers(self._peers_of_model)
+        end = self.seconds * (1 + _TIME_TOLERANCE)
+        with self._callbacks.ending():
+            if self.arrays is not None:
+                self.arrays.run(end)
+                self.rounds = self.arrays.rounds.tolist()
+            else:
+                for peer in self._online(0.0):
+                    self._begin_job(peer, 0.0)
+                if self._callbacks.start(self._progress(0.0)):
+                    self.seconds, self._stopped_by = 0.0, "start"
+                else:
+                    self.events.run(end, self._follow)
+                self._drop_unfinished_jobs()
+                self._write_networks()
+            online = self._online(self.seconds)
+            for peer, metrics in zip(online, self._arena.test(online), strict=True):
+                self._report(PeerTestResult(self.seconds, self.rounds[peer], peer, metrics))
+            if not self._stopped_by:
+                self._callback_rounds += 1
+                self._callbacks.round(self._progress(self.seconds))
+            if self._stopped_by in ("", "round"):
+                self._callbacks.test(self._progress(self.seconds, tested=True))
+        self._measure_gains(online)
+
+    def _follow(self) -> bool:
+        """Call the callbacks after a push interval; return whether to stop, and set `seconds` then."""
+        now = self.events.now
+        if not self._callbacks or now >= self.seconds * (1 - _TIME_TOLERANCE):
+            return False
+        self._callback_rounds += 1
+        with self._current_networks():
+            is_due = self._callback_rounds % self.config.test_every == 0
+            tested = self._progress(now, tested=True)
+            if self._callbacks.round(self._progress(now)):
+                self._stopped_by = "round"
+            elif is_due and self._latest_tests and self._callbacks.test(tested):
+                self._stopped_by = "test"
+        if self._stopped_by:
+            self.seconds = now
+        return bool(self._stopped_by)
+
+    def _progress(self, time: float, *, tested: bool = False) -> Progress:
+        """Return what callbacks are told; tested: with the latest test of every peer that is online."""
+        names = [self.members[peer].name for peer in self._online(time)]
+        tests = {name: self._latest_tests[name] for name in names if name in self._latest_tests}
+        return Progress(
+            self._callback_rounds, self._planned_rounds, [each.learner for each in self.members],
+            dict(self._training), tests if tested else {}, time,
+        )  # fmt: skip
+
+    @contextmanager
+    def _current_networks(self) -> Iterator[None]:
+        """Let the networks have the peers' values of now, without the training that is under way."""
+        flats = [member.network.flat.clone() for member in self.members]
+        self.stop()
+        try:
+            yield
+        finally:
+            for member, flat in zip(self.members, flats, strict=True):
+                member.network.flat.copy_(flat)
+
+    def _measure_gains(self, online: Sequence[int]) -> None:
+        """Train each twin for as many rounds as its peer, and compare the two if the peer is online."""
+        if self._twins is None:
+            return
+        rounds = [self.rounds[peer] for peer in self._peers_with_twin]
+        for round in range(max(rounds)):
+            self._twins.train([twin for twin, count in enumerate(rounds) if count > round])
+        gains = zip(self._peers_with_twin, self._twins.gains(), strict=True)
+        self.gains = [gain for peer, gain in gains if peer in online]
+
+    def stop(self) -> None:
+        """Write the peers' current values into their networks, without the changes of unfinished jobs."""
+        if self.arrays is not None:
+            self.arrays.write_networks()
+            return
+        for peer in self._jobs:
+            self._restore_network(peer)
+        self._write_networks()
+
+    def _write_networks(self) -> None:
+        """Write the peers' values of shared models into their networks."""
+        for peer, member in enumerate(self.members):
+            for model in self._stores[peer].names():
+                member.network.write(model, self._stores[peer].read(model))
+
+    def _begin_job(self, peer: int, time: float) -> None:
+        """Begin a training job with the peer's current values, and note whether a test is due before it."""
+        if peer in self._jobs:
+            self._restore_network(peer)  # the peer's last session ended before its training job
+        store = self._stores[peer]
+        start = {model: store.read(model) for model in store.names()}
+        rounds = self.rounds[peer]
+        (is_due,) = self._are_due(np.array([peer]), np.array([time]), np.array([rounds]))
+        test = PeerTestResult(time, rounds, peer, Metrics()) if is_due else None
+        self._jobs[peer] = _Job(start, test)
+
+    def _are_due(self, peers: np.ndarray, times: np.ndarray, rounds: np.ndarray) -> np.ndarray:
+        """Note that peers begin jobs at these times; return which of them are to be tested before."""
+        interval = times // (self.config.test_every * self.world.conditions.push_interval)
+        is_due = (rounds > 0) & (interval > self._test_intervals[peers])
+        self._test_intervals[peers] = interval
+        # At the end, all peers are tested anyway.
+        return is_due & (times < self.seconds * (1 - _TIME_TOLERANCE))
+
+    def _finish_job(self, peer: int, time: float) -> None:
+        """Finish a training job: add its change to the peer's current values, and begin the next job."""
+        if self._jobs[peer].after is None:
+            self._train_jobs(time)
+        if (test := self._jobs[peer].test) is not None:
+            self._report(test)
+        job, store = self._jobs.pop(peer), self._stores[peer]
+        for model, after in (job.after or {}).items():
+            current, start = store.read(model), job.start[model]
+            store.write(model, after if current is start else current + (after - start))
+        self.rounds[peer] += 1
+        self._begin_job(peer, time)
+
+    def _train_jobs(self, time: float) -> None:
+        """Train all jobs that have begun, except those of peers that have left: their jobs never end."""
+        online = set(self._online(time))
+        peers = [peer for peer in self._peers_with_untrained_job() if peer in online]
+        self._run_due_tests(peers)
+        for peer in peers:
+            self._jobs[peer].flat_before = self.members[peer].network.flat.clone()
+        for peer, metrics in zip(peers, self._arena.train(peers), strict=True):
+            self._training[self.members[peer].name] = metrics
+        for peer in peers:
+            job, network = self._jobs[peer], self.members[peer].network
+            job.after = {model: network.read(model).cpu().numpy() for model in job.start}
+
+    def _peers_with_untrained_job(self) -> list[int]:
+        """Return the peers whose job has begun and is not computed yet, in ascending order."""
+        return [peer for peer, job in sorted(self._jobs.items()) if job.after is None]
+
+    def _run_due_tests(self, peers: Iterable[int]) -> None:
+        """Write the values with which jobs began into the networks, and run the tests that are due."""
+        due: dict[int, PeerTestResult] = {}
+        for peer in peers:
+            job = self._jobs[peer]
+            for model, value in job.start.items():
+                self.members[peer].network.write(model, value)
+            if job.test is not None:
+                due[peer] = job.test
+        for peer, metrics in zip(due, self._arena.test(list(due)), strict=True):
+            self._jobs[peer].test = replace(due[peer], metrics=metrics)
+
+    def _report(self, test: PeerTestResult) -> None:
+        """Add the result of a test to `tests`, and pass it to `on_test`."""
+        name = self.members[test.peer].name
+        self.tests.add(name, test.time, test.round, test.metrics.accuracy)
+        self._latest_tests[name] = test.metrics
+        self._on_test(test)
+
+    def _drop_unfinished_jobs(self) -> None:
+        """Drop the jobs that do not end before the run does; only the tests before them are reported."""
+        self._run_due_tests(self._peers_with_untrained_job())
+        for peer, job in sorted(self._jobs.items()):
+            self._restore_network(peer)
+            if job.test is not None:
+                self._report(job.test)
+        self._jobs.clear()
+
+    def _restore_network(self, peer: int) -> None:
+        """Write the values from before a peer's job into its network, if the job was computed."""
+        if (flat := self._jobs[peer].flat_before) is not None:
+            self.members[peer].network.flat.copy_(flat)
+
+    def _online(self, time: float) -> list[int]:
+        """Return the peers that are online at a time, in ascending order."""
+        return np.flatnonzero(self.world.present_at(time)).tolist()
+
+
+def _are_equal(one: slice | np.ndarray, other: slice | np.ndarray) -> bool:
+    """Return whether two peers have a partial model at the same coordinates."""
+    if isinstance(one, slice) or isinstance(other, slice):
+        return one is other or (isinstance(one, slice) and one == other)
+    return one is other or np.array_equal(one, other)
+
+
+def _world(config: Config, graph: nx.Graph, source: str) -> tuple[World, float]:
+    """Return the world that a config's [time] table describes, and the virtual seconds to run.
+
+    Raises ConfigError, which names file and key, if the table is wrong.
+    """
+    time = config.time or Time()
+    if not config.gossip.paced:
+        raise ConfigError(
+            f"{source}: key 'gossip.mode': virtual time is for the modes 'async' and 'steady', not "
+            f"{config.gossip.mode!r}; "
+            "without a [time] table the arena averages in rounds"
+        )
+    try:
+        training = parse_distribution(time.training, "training")
+        seconds = time.seconds or config.round_count * (training.mean * config.every)
+        conditions = Conditions(
+            training=training,
+            delay=parse_distribution(time.delay, "delay"),
+            events=_churn_events(time.churn, config, graph, seconds, source),
+            step=time.churn.step if time.churn else 1.0,
+            partitions=tuple(
+                Partition(each.start, each.end, _select_peers(each.peers, config.peers))
+                for each in time.partitions
+            ),
+            every=config.every,
+            **time.model_dump(include={"stragglers", "slowdown", "loss", "timeout"}),
+        )
+        return World(conditions, graph, config.seed), seconds
+    except (TimeError, TopologyError) as error:
+        key = "time.churn" if isinstance(error, TopologyError) else "time"
+        raise ConfigError(f"{source}: key {key!r}: {error}") from None
+
+
+def _churn_events(
+    churn: Churn | None, config: Config, graph: nx.Graph, seconds: float, source: str
+) -> tuple[Event, ...]:
+    """Return when peers and links come and go: read from the trace of [time.churn], or drawn at random."""
+    if churn is None:
+        return ()
+    if churn.trace is not None:
+        return tuple(read_events(Path(source).parent / churn.trace))
+    steps = math.ceil(seconds / churn.step) + 1
+    keys = ("leave", "arrive", "link_down", "link_up")
+    probabilities = {key: getattr(churn, key) for key in keys}
+    return tuple(draw_events(graph, steps, **probabilities, seed=config.seed))
+
+
+def _select_peers(selection: int | list[int] | str, count: int) -> frozenset[int]:
+    """Return the numbers of selected peers: of a list, of the first so many, or of all `count` for "all"."""
+    if isinstance(selection, str):
+        return frozenset(range(count))
+    return frozenset(range(selection) if isinstance(selection, int) else selection)
+
+
+def simulate_in_time(
+    config: Config,
+    results: Results,
+    source: str = "config",
+    *,
+    networks: bool = False,
+    threads: int = 1,
+    on_test: Callable[[PeerTestResult], None] = lambda _: None,
+    on_mean: Callable[[Mean, float], None] = lambda mean, seconds: None,
+    callbacks: Sequence[Callback] = (),
+) -> list[Path]:
+    """Run a config with a [time] table in virtual time, and write the files of `simulate`.
+
+    traffic.csv is always written, and presence.csv too: it lists when each peer was online, if peers come and
+    go. If the config cannot be run, no results folder is created.
+
+    on_test: called with the result of every test of a peer.
+    on_mean: called about a hundred times, and at the end, with the mean accuracy of the online peers and the
+        virtual seconds of the whole run.
+    callbacks: follow the run, as those do that the config names, and may stop it; a run with callbacks is
+        slower (see LearningSimulation.run).
+    """
+    next_mean = 0.0
+
+    def record_test(test: PeerTestResult) -> None:
+        nonlocal next_mean
+        record = test_record(run.members[test.peer], test.metrics)
+        file.write({"time": test.time, "round": test.round, **record})
+        on_test(test)
+        if test.time >= next_mean:
+            next_mean = test.time + run.seconds / CURVE_POINTS
+            on_mean(run.tests.mean(test.time), run.seconds)
+
+    warn_unused_keys(config, "virtual", source)
+    # Before the results folder is created, since this raises if the config is wrong.
+    run = LearningSimulation(config, source, threads=threads, on_test=record_test)
+    graph = None if config.topology is None else run.graph
+    peers = [PeerFacts.of(member) for member in run.members]
+    with open_run_folder(
+        config, run.members, peers, graph, results, networks, run.traffic_by_model
+    ) as (file, written):
+        rows = (
+            [peer, arrived, left]
+            for peer, online_periods in run.tests.presence.items()
+            for arrived, left in online_periods
+        )
+        write_csv(results.folder / "presence.csv", ["peer", "from", "until"], rows)
+        try:
+            run.run(all_callbacks(callbacks, config, results.folder))
+        except KeyboardInterrupt:
+            run.stop()
+            raise
+        written += write_gains(results.folder, run.gains, config.peers)
+        on_mean(run.tests.mean(run.seconds), run.seconds)
+    return written
