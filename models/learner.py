@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import inspect
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from math import ceil, inf, nan
 from numbers import Real
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
-
-from gossamer.errors import hint
+from torch import Tensor
 
 from .discovery import run_once
 from .errors import ModelError
-from .metrics import Metric, Metrics, find_metrics, measure
+from .metrics import (
+    LOSS_EXAMPLE,
+    LOSSES,
+    IsCorrect,
+    Loss,
+    Metric,
+    Metrics,
+    check_loss,
+    cross_entropy,
+    decision_threshold,
+    find_loss,
+    find_metrics,
+    measure,
+)
 from .network import SlicedNetwork
 from .optimizers import (
     NameOrTable,
@@ -32,11 +38,8 @@ from .optimizers import (
     Scheduler,
     SchedulerFactory,
     Sgd,
-    call,
-    find_class,
     find_optimizer,
     find_scheduler,
-    read_name,
 )
 
 
@@ -126,96 +129,6 @@ class Scorer(Protocol):
 
 SCORED_SAMPLES = 64
 """Training samples with which a learner scores values. With more, scores have less noise and take longer."""
-
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""A function of outputs [n, classes] and labels [n] that returns one number per sample."""
-IsCorrect = Callable[[Tensor, Tensor], Tensor]
-"""A function of outputs and labels that returns, for each sample, whether the output is correct."""
-
-
-def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return half the squared distance to the one-hot label, summed over outputs: the paper's loss.
-
-    A network with one output is a binary classifier whose target is the label itself.
-    """
-    return 0.5 * (outputs - _one_hot(outputs, labels)).square().sum(dim=1)
-
-
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the softmax cross-entropy; for a network with one output, the logistic loss of its logit."""
-    if outputs.shape[1] == 1:
-        return F.binary_cross_entropy_with_logits(
-            outputs[:, 0], labels.to(outputs.dtype), reduction="none"
-        )
-    return F.cross_entropy(outputs, labels, reduction="none")
-
-
-LOSSES: dict[str, Loss] = {"squared": squared_error, "cross-entropy": cross_entropy}
-"""The losses that a name stands for, in configs and in `SgdLearner`."""
-_OF_CLASSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "MultiLabelMarginLoss")
-"""Losses of torch whose targets are integers; all others get floats."""
-
-
-@dataclass(frozen=True)
-class TorchLoss:
-    """A loss of torch.nn by its name: one number per sample, the mean over a sample's outputs.
-
-    A network with one output gives [n, 1]; for targets [n] the outputs are taken as [n]. options: the loss's
-    arguments, in pairs. Losses of equal name and options are equal, so that learners can share a stack.
-    """
-
-    name: str
-    options: tuple[tuple[str, Any], ...] = ()
-
-    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of each sample."""
-        if self.name not in _OF_CLASSES:
-            labels = labels.to(outputs.dtype)
-        if outputs.ndim == labels.ndim + 1 and outputs.shape[-1] == 1:
-            outputs = outputs[..., 0]
-        if self.name not in _OF_CLASSES and outputs.shape != labels.shape:
-            raise ValueError(f"{self.name} compares outputs with targets of the same shape")
-        losses = _criterion(self, outputs.dtype, outputs.device)(outputs, labels)
-        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
-
-
-@lru_cache(maxsize=64)
-def _criterion(loss: TorchLoss, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """Return the module that computes a loss; numbers in a list, such as class weights, become a tensor."""
-    options = {
-        key: torch.tensor(value, dtype=dtype, device=device) if isinstance(value, tuple) else value
-        for key, value in loss.options
-    }
-    return call("loss", loss.name, getattr(nn, loss.name), reduction="none", **options)
-
-
-def decision_threshold(loss: Loss) -> float:
-    """Return above which value a single output predicts class 1: 0 if the loss takes logits, else 0.5."""
-    of_logits = isinstance(loss, TorchLoss) and loss.name == "BCEWithLogitsLoss"
-    return 0.0 if of_logits or loss is cross_entropy else 0.5
-
-
-def find_loss(given: NameOrTable) -> Loss:
-    """Return the loss of this name: cross-entropy, squared, or a loss of torch.nn such as HuberLoss."""
-    name, options = read_name("loss", given)
-    if not options and name in (*LOSSES, "CrossEntropyLoss"):
-        return LOSSES.get(name, cross_entropy)
-    made = find_class("loss", name, nn.modules.loss, nn.Module, list(LOSSES))
-    parameters = inspect.signature(made).parameters
-    known = [each for each in parameters if each not in ("reduction", "size_average", "reduce")]
-    if unknown := [each for each in options if each not in known]:
-        raise ModelError(
-            f"loss {name!r} has no argument {unknown[0]!r}; {hint(unknown[0], known, are='it has')}"
-        )
-    if "reduction" not in parameters or len(inspect.signature(made.forward).parameters) != 3:
-        raise ModelError(
-            f"loss {name!r} is no loss of outputs and targets with one number per sample; give a function"
-        )
-    pairs = sorted(options.items())
-    found = TorchLoss(name, tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in pairs))
-    _criterion(found, torch.float32, torch.device("cpu"))  # raises for arguments of a wrong type
-    return found
 
 
 class SgdLearner:
@@ -603,223 +516,6 @@ class SgdLearner:
         return outputs.argmax(dim=1) == labels
 
 
-# --- samples that need not fit into memory --------------------------------------------------------
-
-Source = Dataset[Any] | DataLoader[Any]
-"""Where samples come from: a torch Dataset, map-style or iterable, or a DataLoader."""
-Prepare = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""A function of the inputs and labels of a batch that returns both as the network needs them."""
-
-_TEST_BATCH = 256
-"""Test samples that a LoaderLearner reads at once, unless its loader has batches of its own."""
-_loading = threading.Lock()
-"""Held while a loader is read: its random numbers are torch's own, which all threads share."""
-
-
-def epoch_length(source: Source) -> int | None:
-    """Return how many samples an epoch of a data source has; None if it does not say."""
-    dataset = source.dataset if isinstance(source, DataLoader) else source
-    try:
-        return len(cast("Any", dataset))
-    except TypeError:
-        return None
-
-
-def first_samples(source: Source, count: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels of some samples of a data source, for looks at their shape."""
-    if isinstance(source, DataLoader | IterableDataset):
-        loader = source if isinstance(source, DataLoader) else DataLoader(source, count)
-        with _loading, torch.random.fork_rng([]):
-            batch = next(iter(loader), None)
-        if batch is None:
-            raise ModelError("the data source has no samples; give it some")
-        return _as_pair(batch)
-    size = epoch_length(source)
-    if size is None or not hasattr(source, "__getitem__"):
-        raise ModelError(
-            f"a {type(source).__name__} is no data source: give a torch Dataset with __getitem__ and "
-            "__len__, an IterableDataset, or a DataLoader"
-        )
-    if not size:
-        raise ModelError("the data source has no samples; give it some")
-    count = min(count, size)
-    return _read_items(source, [k * size // count for k in range(count)])
-
-
-def _read_items(source: Any, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the samples of a map-style Dataset at some indices as one batch."""
-    items = [source[index] for index in indices]
-    try:
-        return _as_pair(default_collate(items))
-    except (TypeError, RuntimeError) as error:
-        raise ModelError(
-            f"samples of {type(source).__name__} cannot be put into one batch: "
-            f"{' '.join(str(error).split())}; let it return tensors of one shape, or give a DataLoader "
-            "with a collate_fn"
-        ) from None
-
-
-def _as_pair(batch: Any) -> tuple[Tensor, Tensor]:
-    """Return a batch as inputs and labels; ModelError if it is something else."""
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        inputs, labels = batch
-        if isinstance(inputs, Tensor) and isinstance(labels, Tensor):
-            return inputs, labels
-    raise ModelError(
-        f"a batch must be a pair of tensors, inputs and labels, not a {type(batch).__name__}; give a "
-        "DataLoader with a collate_fn that makes one"
-    )
-
-
-class _EpochReader:
-    """Reads the batches of a loader in one epoch, with random numbers of its own.
-
-    random: torch's random state, with which the loader goes on. taken: how many batches were read.
-    """
-
-    def __init__(self, loader: DataLoader[Any], random: Tensor):
-        self.begin = self.random = random
-        self.taken = 0
-        self._loader, self._batches = loader, None
-
-    def read(self) -> tuple[Tensor, Tensor] | None:
-        """Return the next batch; None at the end."""
-        with _loading, torch.random.fork_rng([]):
-            torch.set_rng_state(self.random)
-            if self._batches is None:
-                self._batches = iter(self._loader)
-            batch = next(self._batches, None)
-            self.random = torch.get_rng_state()
-        if batch is None:
-            return None
-        self.taken += 1
-        return _as_pair(batch)
-
-
-class LoaderLearner(SgdLearner):
-    """Trains on a torch Dataset or DataLoader, of which only the current batch is in memory.
-
-    train
-        A map-style Dataset of (input, label) pairs: its samples are drawn as SgdLearner draws those of
-        tensors, so both learn the same. Or an IterableDataset or DataLoader, read in its own order and with
-        its own batches; when it ends, a new epoch begins. Without shuffling by the loader, its order is the
-        data's.
-    test
-        A Dataset or DataLoader, read anew at every test; or tensors, as for SgdLearner.
-    batch
-        Samples per gradient step; a DataLoader's own batch size takes precedence.
-    prepare
-        A function that is applied to inputs and labels of every batch, such as
-        `lambda x, y: (x.flatten(1), y)`. Numbers are then converted to the network's dtype and device.
-    seed
-        Seeds the order of samples, and the random numbers of a loader.
-    options
-        The other arguments of SgdLearner.
-
-    In an arena such learners train one by one. After a restart, training goes on at the same batch; what a
-    loader had delivered in that epoch is read again for that. `score` and `buffers="recompute"` use the first
-    batch, or 64 samples, because these are all that is kept.
-    """
-
-    def __init__(
-        self,
-        network: SlicedNetwork,
-        train: Source,
-        test: Source | tuple[Tensor, Tensor],
-        *,
-        batch: int = 10,
-        prepare: Prepare | None = None,
-        seed: int = 0,
-        **options: Any,
-    ):
-        self.network, self._prepare = network, prepare
-        self._source, self._reader = train, None
-        self._used = 0  # samples of the current batch
-        self._tested = None if isinstance(test, tuple) else test
-        if isinstance(train, DataLoader | IterableDataset):
-            self._loader = train if isinstance(train, DataLoader) else DataLoader(train, batch)
-            batch = self._loader.batch_size or batch
-            random = torch.Generator().manual_seed(seed).get_state()
-            self._reader = _EpochReader(self._loader, random)
-            self._current = self._fetch(self._reader)
-        else:
-            self._current = self._ready(first_samples(train, SCORED_SAMPLES))
-        held_out = test if isinstance(test, tuple) else self._ready(first_samples(test, 2))
-        super().__init__(network, self._current, held_out, batch=batch, seed=seed, **options)
-
-    @property
-    def sample_count(self) -> int:
-        """How many training samples an epoch has; 0 if the source does not say."""
-        return epoch_length(self._source) or 0
-
-    def add_samples(self, inputs: Tensor, labels: Tensor) -> None:
-        """Raise ModelError: new samples come from the source."""
-        raise ModelError(
-            f"peer {self.network.peer!r}: a LoaderLearner reads its samples from its "
-            f"{type(self._source).__name__}; let that deliver new ones, or use SgdLearner"
-        )
-
-    def state(self) -> dict[str, Any]:
-        """Return what SgdLearner returns, and the position in the loader."""
-        state = super().state()
-        if self._reader is not None:
-            begin, taken = self._reader.begin.clone(), self._reader.taken
-            state["loader"] = {"epoch": begin, "taken": taken, "used": self._used}
-        return state
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned; a loader is read up to the batch at which it was."""
-        super().restore(state)
-        if self._reader is not None and "loader" in state:
-            position = state["loader"]
-            self._reader = _EpochReader(self._loader, position["epoch"].clone())
-            for _ in range(int(position["taken"])):
-                self._current = self._fetch(self._reader)
-            self._used = int(position["used"])
-
-    def _next_batch(self, count: int) -> tuple[Tensor, Tensor]:
-        if self._reader is None:
-            return self._ready(_read_items(self._source, self.draw(count).tolist()))
-        if self._used >= len(self._current[1]):
-            self._current, self._used = self._fetch(self._reader), 0
-        begin, end = self._used, min(self._used + count, len(self._current[1]))
-        self._used = end
-        return self._current[0][begin:end], self._current[1][begin:end]
-
-    def _held_out_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        if self._tested is None:
-            yield from super()._held_out_batches()
-            return
-        loader = self._tested
-        if not isinstance(loader, DataLoader):
-            loader = DataLoader(loader, _TEST_BATCH)
-        # The same random numbers for every test.
-        reader = _EpochReader(loader, torch.Generator().manual_seed(0).get_state())
-        while (batch := reader.read()) is not None:
-            yield self._ready(batch)
-
-    def _fetch(self, reader: _EpochReader) -> tuple[Tensor, Tensor]:
-        """Return the next batch of the loader; at its end, begin a new epoch."""
-        batch = reader.read()
-        if batch is None:
-            self._reader = _EpochReader(self._loader, reader.random)
-            batch = self._reader.read()
-        if batch is None:
-            raise ModelError(
-                f"peer {self.network.peer!r}: its loader has no samples in an epoch; a source that can be "
-                "read only once must be made anew by its __iter__"
-            )
-        return self._ready(batch)
-
-    def _ready(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return a batch as the network needs it: prepared, in its dtype, and on its device."""
-        inputs, labels = self._prepare(*batch) if self._prepare else batch
-        flat = self.network.flat
-        inputs = inputs.to(flat) if inputs.is_floating_point() else inputs.to(flat.device)
-        is_float = labels.is_floating_point()
-        return inputs, labels.to(flat.device, flat.dtype if is_float else torch.int64)
-
-
 def predicted_classes(learner: object, outputs: Tensor) -> Tensor:
     """Return the class of each row of a network's outputs, as the learner of the network decides it.
 
@@ -872,17 +568,6 @@ def _deep_copy(value: Any) -> Any:
     return deepcopy(value)
 
 
-def _one_hot(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return labels as the outputs that they ask for: one-hot, or as they are for a single output."""
-    if outputs.shape[1] == 1:
-        return labels.to(outputs.dtype)[:, None]
-    return F.one_hot(labels, outputs.shape[1]).to(outputs.dtype)
-
-
-_LOSS_EXAMPLE = "loss=lambda out, y: (out[:, 0] - y).square()"
-"""A loss for regression, which error messages show as an example of a user's own loss."""
-
-
 @torch.no_grad()
 def _check_samples(
     network: SlicedNetwork, purpose: str, inputs: Tensor, labels: Tensor, loss: Loss | None
@@ -907,7 +592,7 @@ def _check_samples(
                 f"{actual}"
             )
     elif labels.dtype != torch.int64 or labels.shape != (count,):
-        hint = f"; targets that are no classes need a loss of your own, as in {_LOSS_EXAMPLE}"
+        hint = f"; targets that are no classes need a loss of your own, as in {LOSS_EXAMPLE}"
         raise ModelError(
             f"{peer}: labels must be int64 of shape ({count},), {actual}{hint if is_regression else ''}"
         )
@@ -920,7 +605,7 @@ def _check_samples(
             f"{peer}: inputs of shape {tuple(inputs.shape[1:])} do not fit the network: {error}"
         ) from None
     if loss is not None:
-        _check_loss(peer, loss, outputs, labels[:2])
+        check_loss(peer, loss, outputs, labels[:2])
     if is_regression:
         return outputs
     if outputs.ndim < 2:
@@ -967,23 +652,6 @@ def _class_weights(labels: Tensor) -> Tensor:
         return torch.full((len(labels),), 1.0 / len(labels))
     _, class_of, counts = labels.unique(return_inverse=True, return_counts=True)
     return 1.0 / (len(counts) * counts[class_of])
-
-
-def _check_loss(peer: str, loss: Loss, outputs: Tensor, labels: Tensor) -> None:
-    """Raise ModelError, which begins with `peer`, if a loss does not return one number for each sample."""
-    shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(labels.shape)}"
-    try:
-        losses: Any = loss(outputs, labels)
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise ModelError(
-            f"{peer}: the loss failed on {shapes}: {' '.join(str(error).split())}"
-        ) from error
-    shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-    if shape != (len(labels),):
-        raise ModelError(
-            f"{peer}: a loss must return one number for each sample, so shape ({len(labels)},) for {shapes}, "
-            f"not {shape}; as in {_LOSS_EXAMPLE}, or a torch loss with reduction='none'"
-        )
 
 
 GradientTerm = Callable[[Tensor], Tensor]

@@ -1,4 +1,4 @@
-"""What a test measures: metrics that add up over samples, and metrics by name.
+"""What outputs are measured by: metrics that add up over samples, metrics by name, and losses.
 
 A *named metric* is a function of a network's outputs and the labels of all test samples of a peer. It returns
 a number, or several by name. Each number has a weight, by default the number of samples: the metric of
@@ -7,18 +7,22 @@ several peers together is the weighted mean.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import isfinite, nan
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gossamer.errors import hint
 
 from .errors import ModelError
+from .optimizers import NameOrTable, call, find_class, read_name
 
 Weighted: TypeAlias = tuple[float, float]
 """A number and its weight."""
@@ -224,3 +228,123 @@ METRICS: dict[str, Metric] = {
     "mae": mae, "mse": mse, "rmse": rmse, "r2": r2,
 }  # fmt: skip
 """The metrics that a name stands for, in configs and in `SgdLearner`."""
+
+
+# --- losses --------------------------------------------------------------------------------------------
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""A function of outputs [n, classes] and labels [n] that returns one number per sample."""
+IsCorrect = Callable[[Tensor, Tensor], Tensor]
+"""A function of outputs and labels that returns, for each sample, whether the output is correct."""
+
+
+def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return half the squared distance to the one-hot label, summed over outputs: the paper's loss.
+
+    A network with one output is a binary classifier whose target is the label itself.
+    """
+    return 0.5 * (outputs - _one_hot(outputs, labels)).square().sum(dim=1)
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the softmax cross-entropy; for a network with one output, the logistic loss of its logit."""
+    if outputs.shape[1] == 1:
+        return F.binary_cross_entropy_with_logits(
+            outputs[:, 0], labels.to(outputs.dtype), reduction="none"
+        )
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+LOSSES: dict[str, Loss] = {"squared": squared_error, "cross-entropy": cross_entropy}
+"""The losses that a name stands for, in configs and in `SgdLearner`."""
+_OF_CLASSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "MultiLabelMarginLoss")
+"""Losses of torch whose targets are integers; all others get floats."""
+
+
+@dataclass(frozen=True)
+class TorchLoss:
+    """A loss of torch.nn by its name: one number per sample, the mean over a sample's outputs.
+
+    A network with one output gives [n, 1]; for targets [n] the outputs are taken as [n]. options: the loss's
+    arguments, in pairs. Losses of equal name and options are equal, so that learners can share a stack.
+    """
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each sample."""
+        if self.name not in _OF_CLASSES:
+            labels = labels.to(outputs.dtype)
+        if outputs.ndim == labels.ndim + 1 and outputs.shape[-1] == 1:
+            outputs = outputs[..., 0]
+        if self.name not in _OF_CLASSES and outputs.shape != labels.shape:
+            raise ValueError(f"{self.name} compares outputs with targets of the same shape")
+        losses = _criterion(self, outputs.dtype, outputs.device)(outputs, labels)
+        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+
+@lru_cache(maxsize=64)
+def _criterion(loss: TorchLoss, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Return the module that computes a loss; numbers in a list, such as class weights, become a tensor."""
+    options = {
+        key: torch.tensor(value, dtype=dtype, device=device) if isinstance(value, tuple) else value
+        for key, value in loss.options
+    }
+    return call("loss", loss.name, getattr(nn, loss.name), reduction="none", **options)
+
+
+def decision_threshold(loss: Loss) -> float:
+    """Return above which value a single output predicts class 1: 0 if the loss takes logits, else 0.5."""
+    of_logits = isinstance(loss, TorchLoss) and loss.name == "BCEWithLogitsLoss"
+    return 0.0 if of_logits or loss is cross_entropy else 0.5
+
+
+def find_loss(given: NameOrTable) -> Loss:
+    """Return the loss of this name: cross-entropy, squared, or a loss of torch.nn such as HuberLoss."""
+    name, options = read_name("loss", given)
+    if not options and name in (*LOSSES, "CrossEntropyLoss"):
+        return LOSSES.get(name, cross_entropy)
+    made = find_class("loss", name, nn.modules.loss, nn.Module, list(LOSSES))
+    parameters = inspect.signature(made).parameters
+    known = [each for each in parameters if each not in ("reduction", "size_average", "reduce")]
+    if unknown := [each for each in options if each not in known]:
+        raise ModelError(
+            f"loss {name!r} has no argument {unknown[0]!r}; {hint(unknown[0], known, are='it has')}"
+        )
+    if "reduction" not in parameters or len(inspect.signature(made.forward).parameters) != 3:
+        raise ModelError(
+            f"loss {name!r} is no loss of outputs and targets with one number per sample; give a function"
+        )
+    pairs = sorted(options.items())
+    found = TorchLoss(name, tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in pairs))
+    _criterion(found, torch.float32, torch.device("cpu"))  # raises for arguments of a wrong type
+    return found
+
+
+def _one_hot(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return labels as the outputs that they ask for: one-hot, or as they are for a single output."""
+    if outputs.shape[1] == 1:
+        return labels.to(outputs.dtype)[:, None]
+    return F.one_hot(labels, outputs.shape[1]).to(outputs.dtype)
+
+
+LOSS_EXAMPLE = "loss=lambda out, y: (out[:, 0] - y).square()"
+"""A loss for regression, which error messages show as an example of a user's own loss."""
+
+
+def check_loss(peer: str, loss: Loss, outputs: Tensor, labels: Tensor) -> None:
+    """Raise ModelError, which begins with `peer`, if a loss does not return one number for each sample."""
+    shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(labels.shape)}"
+    try:
+        losses: Any = loss(outputs, labels)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise ModelError(
+            f"{peer}: the loss failed on {shapes}: {' '.join(str(error).split())}"
+        ) from error
+    shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+    if shape != (len(labels),):
+        raise ModelError(
+            f"{peer}: a loss must return one number for each sample, so shape ({len(labels)},) for {shapes}, "
+            f"not {shape}; as in {LOSS_EXAMPLE}, or a torch loss with reduction='none'"
+        )

@@ -351,7 +351,7 @@ def call(kind: str, name: str, made: Callable[..., Any], *given: Any, **options:
     """Call a class of torch; errors about its arguments become a ModelError."""
     try:
         return made(*given, **options)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
         raise ModelError(f"{kind} {name!r}: {' '.join(str(error).split())}") from None
 
 
@@ -385,6 +385,7 @@ def find_optimizer(
     def make(parameters: list[nn.Parameter]) -> Any:
         return call("optimizer", name, made, parameters, rate, **options)
 
+    make([nn.Parameter(torch.zeros(1, 1))])  # raises for arguments of a wrong type or size
     return make
 
 
@@ -393,4 +394,14 @@ def find_scheduler(given: NameOrTable) -> SchedulerFactory:
     name, options = read_name("scheduler", given)
     made = find_class("scheduler", name, torch.optim.lr_scheduler, Scheduler)
     check_arguments("scheduler", name, made, options, 1)
-    return lambda optimizer: call("scheduler", name, made, optimizer, **options)
+
+    def make(optimizer: torch.optim.Optimizer) -> Any:
+        return call("scheduler", name, made, optimizer, **options)
+
+    # A first step, of an optimizer of nothing, raises for arguments of a wrong type or size.
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1, 1))], 0.1, momentum=0.9)
+    scheduler = make(optimizer)
+    optimizer.step()
+    loss = [0.0] if made is torch.optim.lr_scheduler.ReduceLROnPlateau else []
+    call("scheduler", name, scheduler.step, *loss)
+    return make

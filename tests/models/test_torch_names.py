@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from gossamer.experiments import ConfigError, Simulation, parse_config
 from gossamer.models import (
     ModelError,
     RuleOptimizer,
@@ -168,6 +169,29 @@ def test_a_logit_is_judged_at_zero_whoever_counts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "table"),
+    [
+        ("optimizer", {"name": "AdamW", "eps": -1.0}),
+        ("scheduler", {"name": "StepLR", "step_size": "a"}),
+    ],
+)
+def test_a_config_is_told_which_key_is_wrong(key: str, table: dict[str, Any]) -> None:
+    config = parse_config({"peers": 2, "data": {"samples": 20}, "training": {key: table}})
+    with pytest.raises(ConfigError, match=f"key 'training.{key}': {key} '{table['name']}': "):
+        list(Simulation.of(config, "swarm.toml").rounds())
+
+
+@pytest.mark.parametrize("name", ["CyclicLR", "OneCycleLR", "ReduceLROnPlateau", "ExponentialLR"])
+def test_schedulers_that_need_much_are_tried_without_harm(name: str) -> None:
+    tables = {
+        "CyclicLR": {"base_lr": 0.01, "max_lr": 0.1},
+        "OneCycleLR": {"max_lr": 0.1, "total_steps": 9},
+        "ExponentialLR": {"gamma": 0.9},
+    }
+    assert learner(scheduler={"name": name, **tables.get(name, {})}).train(1).samples == 24
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"optimizer": "AdamWW"}, r"unknown optimizer 'AdamWW'; did you mean 'AdamW'\?"),
@@ -181,6 +205,8 @@ def test_a_logit_is_judged_at_zero_whoever_counts() -> None:
         ({"scheduler": {"name": "StepLR", "step": 3}}, "no argument 'step'; did you mean 'step_size'"),
         ({"scheduler": "LinearLR", "optimizer": lambda p: RuleOptimizer(p, None)},
          "peer 'a': a scheduler needs an optimizer of torch"),
+        ({"scheduler": {"name": "StepLR", "step_size": "a"}}, "scheduler 'StepLR': unsupported operand"),
+        ({"scheduler": {"name": "StepLR", "step_size": 0}}, "scheduler 'StepLR': "),
         ({"loss": "HuberLos"}, "unknown loss 'HuberLos'; did you mean 'HuberLoss'"),
         ({"loss": {"name": "HuberLoss", "dleta": 2}}, "no argument 'dleta'; did you mean 'delta'"),
         ({"loss": "TripletMarginLoss"}, "is no loss of outputs and targets"),
