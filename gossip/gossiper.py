@@ -47,7 +47,7 @@ from .ledger import (
     is_verdict_row,
 )
 from .modes import Mode
-from .pushsum import Array, Balances, Store, is_finite
+from .pushsum import ONE, Array, Balances, Store, is_finite
 from .wire import Ack, Answer, Give, Message, Packed, PackError, Recall, Tag, Verdict, WireError
 
 _log = logging.getLogger(__name__)
@@ -256,11 +256,18 @@ class Gossiper:
     # --- neighbours -----------------------------------------------------------------------------
 
     def peer_online(
-        self, peer: str, session: str, models: Iterable[str], *, leaving: bool = False
+        self,
+        peer: str,
+        session: str,
+        models: Iterable[str],
+        *,
+        leaving: bool = False,
+        weight: int = ONE,
     ) -> bool:
         """Note that a neighbour is online; `models` are those that may be pushed to it.
 
         leaving: the neighbour is about to leave and refuses transfers, so no leaver may hand over to it.
+        weight: what the neighbour says that it injects; only steady gossip uses it.
 
         If the neighbour has a new session, its previous session is declared gone. Return False if this
         session was declared gone before: it cannot come back. Its transfers are refused, because part of its
@@ -285,7 +292,7 @@ class Gossiper:
             elif edge[0] == peer and not self._neighbours.reachable(peer):
                 self.ledger.update(edge, sent=-np.inf)  # so that the next tick repeats it
         shared = set(models).intersection(self.models)
-        self._neighbours.online(peer, session, shared, leaving=leaving)
+        self._neighbours.online(peer, session, shared, leaving=leaving, weight=weight)
         return True
 
     def peer_offline(self, peer: str) -> None:
@@ -318,6 +325,11 @@ class Gossiper:
     def known_sessions(self) -> dict[str, str]:
         """Return the session of each neighbour, online or not."""
         return self._neighbours.sessions()
+
+    def claimed_weight(self, peer: str) -> int:
+        """Return the weight that a neighbour says that it injects; 0 for others."""
+        neighbour = self._neighbours.get(peer)
+        return 0 if neighbour is None else neighbour.weight
 
     def neighbours(self, model: str) -> list[str]:
         """Return the neighbours, online or not, that a model may be pushed to, sorted by name."""

@@ -19,9 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .pushsum import (
-    MAX_WEIGHT,
-)
+from .pushsum import MAX_WEIGHT, ONE
 from .wire import Give, Packed, Tag, Verdict
 
 Edge: TypeAlias = tuple[str, str]
@@ -236,12 +234,14 @@ class Neighbour:
     """The state of one neighbour, according to presence; `models` are those that may be pushed to it.
 
     leaving: the neighbour hands over its mass and refuses transfers.
+    weight: see Gossiper.peer_online.
     """
 
     session: str
     models: frozenset[str]
     online: bool = True
     leaving: bool = False
+    weight: int = ONE
 
 
 class Neighbours:
@@ -263,11 +263,19 @@ class Neighbours:
         return self._neighbours.get(peer)
 
     def online(
-        self, peer: str, session: str, models: Iterable[str], *, leaving: bool = False
+        self,
+        peer: str,
+        session: str,
+        models: Iterable[str],
+        *,
+        leaving: bool = False,
+        weight: int = ONE,
     ) -> None:
         """Note that a neighbour is online."""
         self._sharing_cache.clear()
-        self._neighbours[peer] = Neighbour(session, frozenset(models), leaving=leaving)
+        self._neighbours[peer] = Neighbour(
+            session, frozenset(models), leaving=leaving, weight=weight
+        )
 
     def offline(self, peer: str) -> None:
         """Note that a peer, if it is a neighbour, cannot be reached for now."""

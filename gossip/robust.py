@@ -11,13 +11,14 @@ towards it. For a value v from a neighbour:
                                                    the loss of x is measured once in a round
     τ = the (2b+1)-th largest d of all neighbours' last values
     q = USUAL_EXCESS times the (2b+1)-th largest e of them, and at least MIN_EXCESS
-    x ← x + β·f·(v − x),   f = min(1, τ·g/d),   g = min(1, q/e)²,   β = 1/(F+1)
+    x ← x + β·f·w·(v − x),   f = min(1, τ·g/d),   g = min(1, q/e)²,   β = 1/(F+1)
 
 b is the number of hostile neighbours to withstand, and F the number of neighbours that a peer sends to in a
-round. So one value moves x by β·τ at most, however far it is: by a step that at least 2b+1 neighbours, b+1 of
-them honest, would also make. A neighbour is *looked at* (its value scored and used) only as often as its
-*allowance* permits, whatever it sends: that starts at 1, and grows by RATE·F/neighbours in each of our own
-rounds, up to MAX_ALLOWANCE.
+round. w is 1; if peers count by their samples, w = min(1, samples of the sender / own samples). The sender
+states its number, but w is at most 1, so a lie gains nothing over w = 1. So one value moves x by β·τ at most,
+however far it is: by a step that at least 2b+1 neighbours, b+1 of them honest, would also make. A neighbour
+is *looked at* (its value scored and used) only as often as its *allowance* permits, whatever it sends: that
+starts at 1, and grows by RATE·F/neighbours in each of our own rounds, up to MAX_ALLOWANCE.
 `limits` and `step_factor` are the rule; `SteadyMode` applies it and says when to send to whom.
 
 *Robust means*, for the lockstep modes, are pure functions of the own value, those of the others, and b; they
@@ -322,6 +323,7 @@ class SteadyMode(Mode):
             self._early_move(model),
         )
         factor = step_factor(distance, excess, tau, q)
+        factor *= min(1.0, gossiper.claimed_weight(give.sender) / gossiper.injected(model))
         if not factor:
             return distance, excess, None
         step *= factor / (min(self.fanout, len(neighbours)) + 1)

@@ -36,6 +36,7 @@ from .learner import SgdLearner as SgdLearner
 from .learner import WeightAware as WeightAware
 from .learner import adding_to_gradient as adding_to_gradient
 from .learner import cross_entropy as cross_entropy
+from .learner import decision_threshold as decision_threshold
 from .learner import epoch_length as epoch_length
 from .learner import find_loss as find_loss
 from .learner import first_samples as first_samples

@@ -190,6 +190,12 @@ def _criterion(loss: TorchLoss, dtype: torch.dtype, device: torch.device) -> nn.
     return call("loss", loss.name, getattr(nn, loss.name), reduction="none", **options)
 
 
+def decision_threshold(loss: Loss) -> float:
+    """Return above which value a single output predicts class 1: 0 if the loss takes logits, else 0.5."""
+    of_logits = isinstance(loss, TorchLoss) and loss.name == "BCEWithLogitsLoss"
+    return 0.0 if of_logits or loss is cross_entropy else 0.5
+
+
 def find_loss(given: NameOrTable) -> Loss:
     """Return the loss of this name: cross-entropy, squared, or a loss of torch.nn such as HuberLoss."""
     name, options = read_name("loss", given)
@@ -246,7 +252,7 @@ class SgdLearner:
     right
         A function of (outputs, labels) that returns for each sample whether it is correct, for accuracy. By
         default the largest output is the predicted class; a single output predicts class 1 above 0.5, or
-        above 0 with `cross-entropy`. For your own loss of a logit, use
+        above 0 with `cross-entropy` and `BCEWithLogitsLoss`. For your own loss of a logit, use
         `right=lambda out, y: (out[:, 0] > 0) == y`. Without it, accuracy is NaN for float targets.
     metrics
         What a test measures besides accuracy and loss: names of METRICS (`f1`, `auc`, `class-accuracy`; for
@@ -325,8 +331,7 @@ class SgdLearner:
         self.samples, self.held_out = train, test
         self.local_samples, self.batch, self.reduction = local_samples, batch, reduction
         self.right, self.metrics = right, find_metrics(metrics)
-        # A single output predicts class 1 above this value: a logit above 0, a probability above one half.
-        self.threshold = 0.0 if self.loss is cross_entropy else 0.5
+        self.threshold = decision_threshold(self.loss)
         parameters = list(network.parameters.values())
         if not any(parameter.requires_grad for parameter in parameters):
             raise ModelError(
@@ -830,15 +835,14 @@ def predicted_classes(learner: object, outputs: Tensor) -> Tensor:
 def predicted_scores(learner: object, outputs: Tensor) -> Tensor:
     """Return for each row of outputs how sure the network is of its class.
 
-    A probability if the learner's loss is cross-entropy; else the class's output (the only one, if there is
-    one).
+    A probability if the learner's loss is cross-entropy, or BCEWithLogitsLoss of a single output; else the
+    class's output (the only one, if there is one).
     """
     sgd = _inner_sgd(learner)
+    if sgd is not None and outputs.shape[1] == 1 and not sgd.threshold:
+        return torch.sigmoid(outputs[:, 0].abs())
     if sgd is not None and sgd.loss is cross_entropy:
-        outputs = sgd.add_prior(outputs)
-        if outputs.shape[1] == 1:
-            return torch.sigmoid(outputs[:, 0].abs())
-        return torch.softmax(outputs, dim=1).amax(dim=1)
+        return torch.softmax(sgd.add_prior(outputs), dim=1).amax(dim=1)
     return outputs.amax(dim=1)
 
 

@@ -59,6 +59,7 @@ from .observer import Observer as Observer
 from .observer import SwarmState as SwarmState
 from .observer import TimelineEvent as TimelineEvent
 from .presence import LEASE_MARGIN as LEASE_MARGIN
+from .presence import Card as Card
 from .presence import Online as Online
 from .presence import Roster as Roster
 from .presence import Status as Status

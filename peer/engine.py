@@ -208,7 +208,7 @@ class Engine:
             from .sharing import LiveSharing  # memory that most peers do not need
 
             self.sharing = LiveSharing(name, learner, self.store, settings)
-        self.weight = ONE * (samples if settings.weights == "samples" else 1)
+        self.weight = self._weight_of(samples)
         self.history = PeerHistory()
         self.ending: Ending | None = None
         self.dropped: Counter[str] = Counter()
@@ -924,7 +924,10 @@ class Engine:
                 if is_banned and event.peer not in self.gossiper.known_sessions():
                     text = f"exchanges nothing with peer {event.peer}: it is banned here"
                     self.journal.add("banned", text, peer=event.peer)
-                self.gossiper.peer_online(event.peer, event.session, models, leaving=event.leaving)
+                self.gossiper.peer_online(
+                    event.peer, event.session, models, leaving=event.leaving,
+                    weight=self._weight_of(event.samples),
+                )  # fmt: skip
                 self._welcome(event)
             case Offline():
                 self.gossiper.peer_offline(event.peer)
@@ -936,6 +939,10 @@ class Engine:
                 self.gossiper.peer_gone(event.peer, event.session, event.statement, event.reclaimed)
                 # Mass that was taken back may have changed our values: then agreement must be reached again.
                 self.agreement.reset_changed(before, self.settings.settle_tolerance)
+
+    def _weight_of(self, samples: int) -> int:
+        """Return the weight that a peer with so many samples has in averages."""
+        return ONE * (samples if self.settings.weights == "samples" else 1)
 
     def _note_plan(self, event: Online) -> None:
         if self.sharing is None or event.plan is None:

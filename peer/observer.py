@@ -248,9 +248,11 @@ class SwarmState:
         if entry is None:
             if not payload or len(self._entries) >= MAX_OBSERVED:
                 return []
-            entry = self._entries[where.peer] = _Entry(now)
+            entry = _Entry(now)
         self._receive(where.peer, entry, where.kind, payload, now, retained)
-        self._update(where.peer, entry, now)
+        if entry != _Entry(entry.first_seen):  # else a device only asks whether a name is free
+            self._entries[where.peer] = entry
+            self._update(where.peer, entry, now)
         return self._take_changes()
 
     def tick(self, now: float) -> list[Change]:

@@ -265,7 +265,7 @@ class Online:
     session_began, starts: as on its card, where the first is called `since`.
     is_live: whether it has published a status since we connected; a retained status does not prove that the
         peer is alive.
-    plan: as on its card.
+    plan, samples: as on its card.
     """
 
     peer: str
@@ -278,6 +278,7 @@ class Online:
     starts: Mapping[str, str] = field(default_factory=dict)
     is_live: bool = True
     plan: dict[str, Any] | None = None
+    samples: int = 1
 
 
 @dataclass(frozen=True)
@@ -705,7 +706,7 @@ class Roster:
         online = Online(
             peer, status.session, shared if self._is_neighbour(peer) else within_group, status.leaving,
             shared if may_push_to_us else within_group, status.counts, card.since, card.starts,
-            entry.is_live, card.plan,
+            entry.is_live, card.plan, card.samples,
         )  # fmt: skip
         return [*events, online]
 

@@ -60,7 +60,8 @@ class ScheduleSettings(SettingsTable):
     """Rounds from one test to the next; the last round is always tested. Raise it when testing takes longer
     than training."""
     weights: Literal["peers", "samples"] = "peers"
-    """Whether every peer has the same weight in the average, or one proportional to its samples."""
+    """Whether every peer has the same weight in the average, or one proportional to its samples. In steady
+    mode "samples" makes a peer follow others that have fewer samples than itself by smaller steps."""
     gain: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The fraction of peers that measure what they gain by taking part: each of them also trains a lone twin,
     a second network with the same starting values, samples and settings that is never averaged. So 0.1 makes
@@ -358,8 +359,6 @@ class Settings(DeviceSettings, ProtectionSettings, CredentialSettings):
                 steady and compress,
             "steady mode: neighbours judge values by the last ones that they saw; leave drift out":
                 steady and self.drift is not None,
-            'steady mode: members could claim any number of samples; set weights = "peers"':
-                steady and self.weights == "samples",
             "steady mode: one hostile member could decide what all share; leave sharing out":
                 steady and auto,
             "steady mode: cells are matched by averages with weight; leave matching and trained out":

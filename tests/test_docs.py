@@ -64,6 +64,16 @@ def test_python_runs_as_it_stands(page: Path, folder: Path, capsys: pytest.Captu
             assert any(abs(float(figure) - each) < 0.015 for each in printed), (figure, printed)
 
 
+def test_adapters_of_peft_are_shared_alone(capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("peft", reason="needs peft and transformers")
+    (block,) = [b for b in blocks(ROOT / "docs/how-to/adapters.md") if b.runs]
+    exec(compile(block.text, "adapters.md, PEFT", "exec"), {"__name__": "__main__"})
+    trained, shared, changed = capsys.readouterr().out.splitlines()
+    assert trained.startswith("546 of 14356 ")
+    assert shared.startswith("512 ")
+    assert changed == "True 10 changed"
+
+
 def test_the_readme_claims_that_partial_models_are_best():
     text = (ROOT / "README.md").read_text("utf-8")
     (sentence,) = re.findall(r"It prints (.*?)outputs kept", text, re.DOTALL)

@@ -278,24 +278,21 @@ def _has_regular_groups(peers: int, groups: int, degree: int) -> bool:
 
 
 def links_to_add(graph: nx.Graph, members: Members, needed: int) -> tuple[Edge, ...]:
-    """Return links that give every peer `needed` neighbours in each of its partial models.
+    """Return links that give every peer `needed` neighbours in each of its partial models, or all other peers
+    of a model that has too few for that.
 
     The choice is greedy, so there may be a smaller set: peers with the fewest links come first, and are
-    linked with others that have few. Raises TopologyError if a model has too few peers for that.
+    linked with others that have few.
     """
     grown = nx.Graph(graph)
     added: list[Edge] = []
-    for model, peers in members.items():
-        if len(peers) <= needed:
-            raise TopologyError(
-                f"model {model or 'of all peers'!r}: {len(peers)} peers cannot have {needed} neighbours "
-                f"each; let {needed + 1} or more take part"
-            )
+    for peers in members.values():
+        enough = min(needed, len(peers) - 1)
         subgraph = nx.subgraph(grown, peers)
         while True:
             degrees = {peer: subgraph.degree(peer) for peer in sorted(peers)}
             degree, peer = min((degree, peer) for peer, degree in degrees.items())
-            if degree >= needed:
+            if degree >= enough:
                 break
             others = [o for o in degrees if o != peer and not grown.has_edge(peer, o)]
             # Of peers with equally few links the farthest: such links also make the graph mix faster.

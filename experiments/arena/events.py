@@ -248,7 +248,9 @@ class EventSimulator:
         """Announce two gossipers to each other."""
         for receiver, announced in ((first, second), (second, first)):
             gossiper = self.gossipers[announced]
-            self.gossipers[receiver].peer_online(gossiper.peer, gossiper.session, gossiper.models)
+            self.gossipers[receiver].peer_online(
+                gossiper.peer, gossiper.session, gossiper.models, weight=self._weights[announced]
+            )
 
     def push(self, model: str, index: int, outcomes: Mapping[int, Outcome], now: float) -> bool:
         """Let a peer push a share to each of its receivers; False if its value is not finite.

@@ -38,6 +38,7 @@ from ..cli import console
 from ..config.named_files import fingerprint
 from ..config.needs import refuse_conflicts, warn_unused_keys
 from ..config.tables import Config, ConfigError
+from ..data import Dataset, PeerDatasets, load_or_stream
 from ..graphs.swarm import WINDOW, check_robust, mixing_of, push_graph, pushes_of, swarm_graph
 from ..results import SHARING_FILE, Results, make_folder, read_records, write_json
 from .arena import Arena, Round, read_arena_state
@@ -83,6 +84,7 @@ class Simulation:
         *,
         warn: bool = True,
         ranks: RankGroup | None = None,
+        load_data: Callable[..., Dataset | PeerDatasets] = load_or_stream,
     ) -> Simulation:
         """Build every peer of a config; raise ConfigError if the peers will not fit into memory.
 
@@ -90,6 +92,7 @@ class Simulation:
 
         warn: whether to print a warning about keys that have no effect in lockstep.
         ranks: the processes among which the peers are divided; this process builds its own only.
+        load_data: as for `Swarm`.
         """
         if ranks is not None:
             refuse_conflicts("shards", config, source)
@@ -98,7 +101,7 @@ class Simulation:
         if ranks is not None:
             return cls._of_rank(config, source, ranks)
         _check_memory(config, source)
-        members, stores = members_in_order(Swarm(config, source))
+        members, stores = members_in_order(Swarm(config, source, load_data))
         if config.gossip.mode == "steady":
             graph = push_graph(config, members, source)
             mixing = Steady(graph, pushes_of(config), config.gossip.hostile)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import tempfile
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from math import log
 from pathlib import Path
@@ -65,11 +66,17 @@ def work(what: str, peers: int) -> tuple[float, float]:
 
 
 # --- a page of 500 peers that publish a summary once a second, with one browser window --------------
-# Messages are read, applied and drawn by the code of `gossamer watch`, and encoded as they would be sent to
-# the window; the network and the browser are left out.
+# Every peer also has a card, and a status that it repeats. Messages are read, applied and drawn by the code
+# of `gossamer watch`, and encoded as they would be sent to the window; the network and the browser are left
+# out.
 
-PEERS, WATCHED_SECONDS, DEGREE = 500, 120, 4
-"""Peers, simulated seconds, and links of each peer."""
+SWARM = "crowd"
+PEERS, WATCHED_SECONDS, DEGREE, STATUS_SECONDS = 500, 120, 4, 15
+"""Peers, simulated seconds, links of each peer, and seconds between two statuses of one peer."""
+GROUPS = 10
+"""Partial models that some of the peers share, beside the one of all."""
+START = 1_000_000.0
+"""When the simulated seconds begin, by the wall clock."""
 CORE, MEGABYTES, BEHIND = 0.5, 250.0, 2.0
 """The limits: share of a core, resident megabytes, and seconds from a message to the page."""
 
@@ -93,13 +100,12 @@ def watch() -> tuple[float, float, float, float]:
     from bokeh.document import Document
     from bokeh.protocol import Protocol
 
-    from ...gossip import topics
     from ...peer import SwarmState
     from ..arena import peak_memory
     from ..page import LiveSource
     from ..page.server import POLL_SECONDS, build_page
 
-    state, now = SwarmState("crowd"), [1_000_000.0]
+    state, now = SwarmState(SWARM), [START]
     observer: Any = _Connected(state)
     source = LiveSource(observer, "nowhere", lambda: now[0])
     names = [f"peer-{index}" for index in range(PEERS)]
@@ -108,11 +114,11 @@ def watch() -> tuple[float, float, float, float]:
     used, slowest, sent = 0.0, 0.0, 0
     update = None
     for second in range(WATCHED_SECONDS):
-        messages = [_summary(names, index, second) for index in range(PEERS)]
-        now[0] = 1_000_000.0 + second
+        messages = [m for index in range(PEERS) for m in _messages(names, index, second)]
+        now[0] = START + second
         started = time.process_time()
-        for name, payload in zip(names, messages, strict=True):
-            state.receive(topics.summary("crowd", name), payload, now[0])
+        for topic, payload in messages:
+            state.receive(topic, payload, now[0], retained=second == 0)
         if update is None:
             update = build_page(doc, source)
             doc.on_change(changes.append)
@@ -140,16 +146,27 @@ class _Connected:
         self.swarm = swarm
 
 
-def _summary(names: list[str], index: int, second: int) -> bytes:
-    from ...peer import Summary
+def _messages(names: list[str], index: int, second: int) -> Iterator[tuple[str, bytes]]:
+    """What a peer publishes in one second: the topic and the payload of each message."""
+    from ...gossip import topics
+    from ...peer import Card, ModelSummary, Status, Summary
 
+    name = names[index]
     draw = random.Random(f"{index} {second}")
+    models = ("global", f"group-{index % GROUPS}")
+    if second == 0:
+        card = Card("s", START, 100, {model: [] for model in models})
+        yield topics.card(SWARM, name), card.encode()
+    if second == 0 or second % STATUS_SECONDS == index % STATUS_SECONDS:
+        status = Status("online", "s", "training", counts=dict.fromkeys(models, second))
+        yield topics.status(SWARM, name), status.encode()
     links = [names[(index + step) % PEERS] for step in range(1, DEGREE // 2 + 1)]
     encoded = Summary(
-        session="s", time=1_000_000.0 + second, since=1_000_000.0, state="training", phase="training",
+        session="s", time=START + second, since=START, state="training", phase="training",
         round=second, rounds=None, version="0", neighbours=tuple(links), neighbour_count=len(links),
+        models={model: ModelSummary(True, second, 1, 1, draw.random(), 1.0) for model in models},
         metrics={"accuracy": min(0.95, second / 100 + draw.random() / 10), "loss": draw.random()},
         sent_bytes=1000 * second,
     ).encode()  # fmt: skip
     assert encoded is not None
-    return encoded
+    yield topics.summary(SWARM, name), encoded

@@ -215,20 +215,38 @@ def _in_lockstep(
     from ..arena import Simulation, simulate
 
     simulation = Simulation.of(settings, source, ranks=ranks)
+    last: Round | None = None
     with console.progress("rounds") as bar:
         task = bar.add_task(settings.name, total=settings.round_count, latest="")
 
         def show(round: Round) -> None:
+            nonlocal last
             bar.update(task, completed=round.index)
             if round.tests:
+                last = round
                 is_nan = isnan(round.accuracy)  # as of a regression
                 latest = f"loss {round.loss:.4g}" if is_nan else f"accuracy {round.accuracy:.3f}"
                 bar.update(task, latest=latest)
 
-        return simulate(
+        files = simulate(
             simulation, results, networks=networks, on_round=show, source=source,
             checkpoint_every=saving["checkpoint"], resume=saving["resume"],
         )  # fmt: skip
+    if last is not None:
+        console.say(_describe(last))
+    return files
+
+
+def _describe(round: Round) -> str:
+    """Return the mean over peers of a tested round, and the worst and the best of them."""
+    name = "loss" if isnan(round.accuracy) else "accuracy"
+    tests = [test for test in round.tests if test.samples]
+    values = [test.mean_loss if name == "loss" else test.accuracy for test in tests]
+    worst, best = sorted((min(values), max(values)), reverse=name == "loss")
+    return (
+        f"{name} {sum(values) / len(values):.3f} after round {round.index}: the mean over {len(values)} "
+        f"peers, from {worst:.3f} to {best:.3f}"
+    )
 
 
 def _in_virtual_time(settings: Config, source: str, results: Results, networks: bool) -> list[Path]:

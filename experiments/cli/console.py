@@ -121,16 +121,21 @@ def print_written(files: Sequence[Path]) -> None:
         say(f"wrote {file}")
 
 
-def leave_report(folder: Path, took: float | None = None) -> None:
+def leave_report(
+    folder: Path, took: float | None = None, find: Callable[[str], object] = find_spec
+) -> None:
     """Write a page of a finished run's results, or print the command that writes it.
 
     Writing one takes three seconds and 2 MB, so only runs of at least REPORT_AFTER seconds get one.
 
     took: seconds that the run took; the seconds since the command began if left out.
+    find: finds out whether Bokeh is installed.
     """
     took = Invocation.elapsed() if took is None else took
-    if took < REPORT_AFTER or find_spec("bokeh") is None:
-        say(f"a page of these results: gossamer report {folder}")
+    has_bokeh = find("bokeh") is not None
+    if took < REPORT_AFTER or not has_bokeh:
+        first = "" if has_bokeh else "pip install 'gossamer[page]', then "
+        say(f"a page of these results: {first}gossamer report {folder}")
         return
     from ..page import write_report
 

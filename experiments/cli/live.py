@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from getpass import getuser
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -417,7 +418,8 @@ def install_command(
 
     systemd starts the peer at boot, again after a crash, and if it gives no sign of life for two minutes;
     it does not where a person must act first (exit code 2), nor where another device has replaced this
-    one (exit code 4). The peer's results are in the folder of its file.
+    one (exit code 4). It runs in the present folder, as `gossamer join` would here: run this where the
+    device's module is; results are written there too.
 
     Args:
         device: The device's file: NAME.gossamer of gossamer enrol, or a TOML file.
@@ -449,11 +451,13 @@ def install_command(
             raise ConfigError(
                 f"{device}: leave out {option}, which gossamer join does not take here"
             )
+    if entry is not None:
+        _require_module(entry.partition(":")[0].partition(".")[0], device)
     options = [word for option, value in needs.items() if value for word in (option, value)]
     unit = unit_text(
         f"Gossamer peer of {device.name}",
         [sys.executable, "-m", "gossamer", "join", *file, *options],
-        device.resolve().parent,
+        Path.cwd(),
         user=user or getuser(),
         memory=memory,
     )
@@ -463,3 +467,13 @@ def install_command(
     start = f"sudo systemctl enable --now {path.stem}"
     console.say(f"start it with: sudo cp {path} /etc/systemd/system/ && {start}")
     console.say(f"its log: journalctl -u {path.stem} -f")
+
+
+def _require_module(name: str, device: Path) -> None:
+    """Raise ConfigError if a service that runs in the present folder would not find a device's module."""
+    places = [str(Path.cwd()), str(device.resolve().parent), *sys.path]
+    if PathFinder.find_spec(name, places) is None:
+        raise ConfigError(
+            f"--entry: there is no module {name!r} in this folder, beside {device} or installed: run this "
+            f"command where {name}.py is"
+        )

@@ -287,7 +287,14 @@ def _advise_links(graph: str | None, hostile: int | None, peers: int | None, see
             f"{swarm.name}: steady gossip needs an undirected graph that does not change"
         )
     needed = needed_neighbours(hostile)
-    links = links_to_add(swarm.graph, swarm.models or {"": sorted(swarm.graph)}, needed)
+    models = swarm.models or {"of all peers": sorted(swarm.graph)}
+    for model, members in models.items():
+        if len(members) <= needed:
+            raise TopologyError(
+                f"{swarm.name}: model {model!r}: {len(members)} peers cannot have {needed} neighbours each; "
+                f"let {needed + 1} or more take part"
+            )
+    links = links_to_add(swarm.graph, models, needed)
     if not links:
         console.say(f"{swarm.name}: every peer has {needed} neighbours: no link is needed")
         return

@@ -327,7 +327,6 @@ CONFLICTS = {
             **dict.fromkeys(
                 ("gossip.fraction", "gossip.rule"), "no weight is given away; leave it out"
             ),
-            "weights": "members could claim any number of samples, so every peer counts once; leave it out",
             "sharing": f"{_ONE_DECIDES}; name the partial models",
             "models.*.matching": "cells are matched by averages with weight; leave matching out",
             "network.trained": "a network that was trained before is matched when it joins; leave it out",

@@ -1,5 +1,5 @@
 """Topology experiments: measure, compare and stress the graphs that peers gossip on, and advise on them."""
 
-from .swarm import SwarmGraph, groups_of, load_graph, mixing_of, swarm_graph
+import lazy_loader
 
-__all__ = ["SwarmGraph", "groups_of", "load_graph", "mixing_of", "swarm_graph"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

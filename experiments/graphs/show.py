@@ -41,7 +41,8 @@ from ...topology import (
 )
 from ..results import make_folder, write_json
 from ..study.figures import BLUE, COLOURS, GREY, MARKERS, SKY_BLUE, panels, save, tidy
-from .drawing import MAX_LABELS, Map, draw_map, page_size, positions
+from .drawing import MAX_LABELS, Map, draw_map, page_size
+from .placement import positions
 from .swarm import SwarmGraph, describe_bridging, groups_of, name_links
 
 SUMMARY_PEERS = 1000

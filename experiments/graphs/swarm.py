@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from ...gossip import FANOUT, needed_neighbours
-from ...models import Scorer
+from ...gossip import FANOUT, needed_neighbours, tolerated
 from ...peer import NeighbourSettings
 from ...topology import (
     BUILDERS,
@@ -81,6 +80,7 @@ class SwarmGraph:
     models: the peers of each shared partial model, if known.
     added: links that were added to connect partial models' peers (`bridge` in a config).
     rule: how a peer of the swarm weights what it sends.
+    rule_is_set: whether a config names the rule, rather than having the default.
     """
 
     name: str
@@ -89,6 +89,7 @@ class SwarmGraph:
     models: Members = field(default_factory=dict)
     added: Bridging = NO_LINKS_ADDED
     rule: Rule = "push"
+    rule_is_set: bool = False
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -215,14 +216,18 @@ def print_graph_notes(
 ) -> None:
     """Print which links bridging added, and a note if the graph has link weights that are not used.
 
+    Where a config names the rule, there is no such note: its author has chosen.
+
     hint: how the weights could be used. rule: the swarm's rule if left out. named: whether each line begins
         with the graph's name.
     """
+    is_chosen = rule is None and graph.rule_is_set
     rule = rule or graph.rule
     lines: list[str] = []
     if graph.added.edges:
         lines.append(describe_bridging(graph.added, graph.labels))
-    if not graph.changing and rule != "edges" and has_weights(graph.graph):
+    unused = not graph.changing and rule != "edges" and has_weights(graph.graph)
+    if unused and not is_chosen:
         shares = "equal shares" if rule == "push" else f"shares by the rule {rule}"
         line = f"weights on the topology's links are not used: peers send {shares}"
         lines.append(f"{line}; {hint}" if hint else line)
@@ -266,7 +271,13 @@ def importing_from(folder: Path) -> Iterator[None]:
 def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
     """Return the graph of a spec, as `swarm_graph` describes it; raise TopologyError if it does not fit."""
     builder = "" if isinstance(spec, nx.Graph | Path) else parse(spec)[0]
+    steady = config.gossip.mode == "steady"
     if builder in SCHEDULES:
+        if steady:
+            raise TopologyError(
+                "not with gossip.mode = 'steady': neighbours change before they are known well enough to be "
+                "judged; name a graph that does not change"
+            )
         if config.bridge:
             raise TopologyError(
                 f"{builder} changes over time, so no links can be added to it; leave out 'bridge'"
@@ -274,10 +285,14 @@ def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
         topology = _from_schedule(config.name, build_schedule(spec, config.peers, config.seed))
         require_models_connected(topology.graph, models)
     else:
-        graph, added = _bridge_if_asked(
-            build(spec, config.peers, config.seed), models, config.bridge
-        )
-        if config.bridge and config.gossip.mode == "steady" and not graph.is_directed():
+        graph = build(spec, config.peers, config.seed)
+        if steady and graph.is_directed():
+            raise TopologyError(
+                "not with gossip.mode = 'steady': on a directed graph a peer cannot choose whom it listens "
+                "to; name an undirected one"
+            )
+        graph, added = _bridge_if_asked(graph, models, config.bridge)
+        if config.bridge and steady:
             needed = needed_neighbours(config.gossip.hostile)
             links = links_to_add(graph, models or {"": range(config.peers)}, needed)
             purpose = f"give every peer {needed} neighbours"
@@ -288,7 +303,8 @@ def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
         except TopologyError as error:
             raise TopologyError(f"{error}, and bridge = true adds them") from None
         topology = SwarmGraph(config.name, graph, added=added)
-    return replace(topology, models=models, rule=config.gossip.rule)
+    is_set = "rule" in config.gossip.model_fields_set
+    return replace(topology, models=models, rule=config.gossip.rule, rule_is_set=is_set)
 
 
 def _from_schedule(name: str, schedule: Schedule) -> SwarmGraph:
@@ -397,11 +413,7 @@ def push_graph(config: Config, members: list[Member], source: str = "config") ->
 
     models = shared_models(members)
     if config.gossip.mode == "steady":
-        if not all(isinstance(member.learner, Scorer) for member in members):
-            console.warn(
-                f"{source}: learners of this kind have no method score, so values of other peers are bounded "
-                "by their distance alone, whatever their loss"
-            )
+        warn_without_score(members[0].learner, source)
         return steady_graph(config, models, source)
     topology = swarm_graph(config, models, source)
     if topology is None:
@@ -433,17 +445,26 @@ def steady_graph(config: Config, models: Members, source: str = "config") -> nx.
     return nx.complete_graph(config.peers) if topology is None else topology.graph
 
 
+def warn_without_score(learner: object, source: str) -> None:
+    """Print a note if the learners of a config, of which this is one, cannot score values in steady mode."""
+    from ...models import Scorer  # loads torch, which drawing a graph does not need
+
+    if not isinstance(learner, Scorer):
+        console.warn(
+            f"{source}: learners of this kind have no method score, so values of other peers are bounded by "
+            "their distance alone, whatever their loss"
+        )
+
+
 def check_steady(
     config: Config, topology: SwarmGraph | None, models: Members, source: str = "config"
 ) -> None:
-    """Raise ConfigError for keys, and for graphs, that steady gossip cannot work with.
+    """Raise ConfigError for keys, and for numbers of neighbours, that steady gossip cannot work with.
 
     Peers with too few neighbours to withstand a hostile one, if `gossip.hostile` is left to the peers, are
     named on the terminal. models: the peers of each shared partial model; all peers if empty.
     """
     refuse_conflicts("steady", config, source)
-    if topology is not None:
-        _refuse_graph(topology, source)
     graph = nx.complete_graph(config.peers) if topology is None else topology.graph
     _check_neighbours(config, graph, models or {"": range(config.peers)}, source)
 
@@ -458,19 +479,6 @@ def check_robust(config: Config, source: str = "config") -> None:
     refuse_conflicts("robust", config, source)
 
 
-def _refuse_graph(topology: SwarmGraph, source: str) -> None:
-    if topology.changing is not None:
-        raise ConfigError(
-            f"{source}: key 'topology': not with gossip.mode = 'steady': neighbours change before they are "
-            "known well enough to be judged; name a graph that does not change"
-        )
-    if topology.graph.is_directed():
-        raise ConfigError(
-            f"{source}: key 'topology': not with gossip.mode = 'steady': on a directed graph a peer cannot "
-            "choose whom it listens to; name an undirected one"
-        )
-
-
 def _check_neighbours(config: Config, graph: nx.Graph, models: Members, source: str) -> None:
     """Raise ConfigError, or print a note, if peers have too few neighbours for `gossip.hostile`."""
     hostile = config.gossip.hostile
@@ -480,17 +488,23 @@ def _check_neighbours(config: Config, graph: nx.Graph, models: Members, source: 
         return
     named = ", ".join(f"{peer} ({count})" for peer, count in list(few.items())[:NAMED])
     named += f" and {len(few) - NAMED} more" * (len(few) > NAMED)
+    large = {model: peers for model, peers in models.items() if len(peers) > needed}
+    remedies: list[str] = []
+    if few_neighbours(graph, large, needed):
+        command = f"gossamer topology advise --hostile {tolerated(hostile, 0)} --graph {source}"
+        remedies.append(f"add links ({command} names them, bridge = true adds them)")
+    if small := [model or "one model" for model in models.keys() - large.keys()]:
+        remedies.append(f"let {needed + 1} or more peers share {', '.join(sorted(small))}")
+    remedy = ", and ".join(remedies)
     if hostile == "auto":
         console.warn(
             f"{source}: peers with fewer than {needed} neighbours do not withstand a hostile one among them: "
-            f"{named}; gossamer topology advise --hostile 1 --graph {source} names links to add, and "
-            "bridge = true adds them"
+            f"{named}; {remedy}"
         )
         return
     raise ConfigError(
         f"{source}: key 'gossip.hostile': to withstand {hostile} hostile neighbours a peer needs {needed}, "
-        f"and fewer have: {named}; lower it, or add links (gossamer topology advise --hostile {hostile} "
-        f"--graph {source})"
+        f"and fewer have: {named}; lower it, or {remedy}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads and changes the file of a single device that joins a swarm, and computes its settings.
+"""Reads and changes the file of a single device that joins a swarm, and computes the device's settings.
 
 They are looked up in this order: the command line, the device's file, the swarm config's settings of the peer
 at `index`, the default.
@@ -43,7 +43,6 @@ SPEC_FIELDS = ("name", "samples", "seed", "network")
 """Keys of a device's file that set fields of PeerSpec, not of Settings."""
 SETTINGS_WITH_PEER_NAMES = ("expect", "neighbours", "sources", "turns", "servers")
 """Settings whose values contain the names of other peers."""
-
 
 _BANNED_LINE = re.compile(r"^banned\s*=\s*\[[^\]]*\][^\n]*\n?", re.MULTILINE)
 
@@ -101,7 +100,7 @@ def read_join(path: Path) -> JoinConfig:
 
 
 def change_bans(path: Path, name: str, *, lift: bool = False) -> list[str]:
-    """Add a peer to `banned` in a device's file, or remove it; return the new list. The rest stays as it is.
+    """Add a peer to `banned` in a device's file, or remove it; return the new list.
 
     Raises ConfigError if the file is no device's file, and if the list would stay as it is.
     """

@@ -46,6 +46,7 @@ from ..graphs.swarm import (
     print_graph_notes,
     pushes_of,
     swarm_graph,
+    warn_without_score,
 )
 
 DEFAULT_ENTRY = "gossamer.experiments.build:make_learner"
@@ -213,6 +214,8 @@ class SwarmLayout:
         config = self.config
         if self.graph is not None:
             print_graph_notes(self.graph)
+        if config.gossip.mode == "steady":
+            warn_without_score(self.swarm.member(0).learner, self.source)
         if config.sharing == "auto":
             fewest = min(range(config.peers), key=lambda index: self.facts(index).samples)
             if (samples := self.facts(fewest).samples) < MIN_SAMPLES:

@@ -437,13 +437,20 @@ def draw_swarm(config: Config, folder: Path) -> list[Path]:
 
 
 def _draw(path: Path, title: str, folders: Mapping[str, Path]) -> list[Path]:
-    """Draw the accuracies of swarms; folders: the results folder of each swarm, by its name in the plot."""
+    """Draw the accuracies of swarms, with the last mean of each.
+
+    folders: the results folder of each swarm, by its name in the plot.
+    """
     from ..study.figures import COLOURS, band, canvas, place_legend, save
 
     figure, axes = canvas("line: mean over peers, band: worst to best peer, each on its own task")
     for colour, (name, folder) in zip(COLOURS, folders.items(), strict=False):
-        band(axes, curves(folder / "metrics.jsonl"), colour, name)
-    axes.set(title=title, xlabel="round", ylabel="accuracy")
+        curve = curves(folder / "metrics.jsonl")
+        last = max(curve, default=0)
+        mean = f"{np.mean(curve[last]):.3f}" if curve else "not tested"
+        band(axes, curve, colour, f"{name}: {mean}")
+        heading = title if len(folders) > 1 else f"{title}: accuracy {mean} in round {last}"
+        axes.set(title=heading, xlabel="round", ylabel="accuracy")
     if len(folders) > 1:
         axes.set_ylim(0, 1)
         place_legend(axes)

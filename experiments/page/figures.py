@@ -28,6 +28,7 @@ from .style import (
     Model,
     bk,
     column,
+    full_height,
     least_width,
     line_columns,
     line_figure,
@@ -36,6 +37,8 @@ from .style import (
     named_lines,
 )  # fmt: skip
 
+SMALL = 230
+"""The height of the smaller figures, in pixels."""
 MOST_LABELS = 60
 """The most peers whose names are written into the graph."""
 EVENT_ROWS = {
@@ -75,8 +78,9 @@ class Panels:
         self._history, self._whole = history, whole
         self._end: dict[str, list[Any]] | None = None
         if whole is not None:
-            states = list(whole.peers.values())
+            states = _ordered(whole)
             self._end = _peer_columns(states, group_colours(states), {}, whole)
+        self._height = height
         self._drawn: dict[str, int] = {}
         self._events_drawn = -1
         self.peers = bk.ColumnDataSource(_peer_columns([], {}, {}, history))
@@ -85,8 +89,8 @@ class Panels:
         self.groups = bk.ColumnDataSource(
             {name: [] for name in ("xs", "ys", "group", "colour", "width")}
         )
-        self.models = bk.ColumnDataSource({name: [] for name in ("xs", "ys", "model", "colour")})
-        self.metrics = bk.ColumnDataSource({name: [] for name in ("xs", "ys", "metric", "colour")})
+        self.models = bk.ColumnDataSource(line_columns("model", {}))
+        self.metrics = bk.ColumnDataSource(line_columns("metric", {}))
         self.sent = bk.ColumnDataSource({"x": [], "y": []})
         self.events = bk.ColumnDataSource(_event_columns([], None))
         self.marks = bk.ColumnDataSource({name: [] for name in ("time", "colour", "text", "what")})
@@ -96,8 +100,8 @@ class Panels:
         self.map = PeerMap(self.peers, height, place, spread)
         self._curve_plot = curves = self._curves(height)
         self.x_range = curves.x_range
-        disagreement, sent, self._metric_plot = self._disagreement(), self._sent(), self._metrics()
-        timeline = self._timeline()
+        self._model_plot, self._metric_plot = self._disagreement(), self._metrics()
+        sent, timeline = self._sent(), self._timeline()
         show_all = bk.Button(label="show all", width=80, stylesheets=[WIDGET_STYLE])
         show_all.js_on_click(
             bk.CustomJS(args={"peers": self.peers}, code="peers.selected.indices = []")
@@ -114,7 +118,7 @@ class Panels:
             "graph": self.map.figure,
             "curves": curves,
             "metrics": self._metric_plot,
-            "disagreement": disagreement,
+            "disagreement": self._model_plot,
             "sent": sent,
             "peers": self._table,
             "timeline": timeline,
@@ -159,7 +163,7 @@ class Panels:
     def _disagreement(self) -> Model:
         self._log_range = log_range()
         plot = named_lines(
-            self.models, "model", "disagreement per partial model", x_label=self._history.x_label,
+            self.models, "model", "disagreement per partial model", SMALL, x_label=self._history.x_label,
             x_range=self.x_range, y_axis_type="log", y_range=self._log_range,
         )  # fmt: skip
         self._mark(plot)
@@ -167,13 +171,13 @@ class Panels:
 
     def _metrics(self) -> Model:
         return named_lines(
-            self.metrics, "metric", "other metrics, mean over peers", x_label=self._history.x_label,
+            self.metrics, "metric", "other metrics, mean over peers", SMALL, x_label=self._history.x_label,
             x_range=self.x_range,
         )  # fmt: skip
 
     def _sent(self) -> Model:
         plot = line_figure(
-            "bytes sent by all peers, MB", 230, self._history.x_label, x_range=self.x_range
+            "bytes sent by all peers, MB", SMALL, self._history.x_label, x_range=self.x_range
         )
         plot.line("x", "y", source=self.sent, line_width=2, line_color=COLOURS[0])
         return plot
@@ -272,11 +276,14 @@ class Panels:
     def update(self, history: History | None = None) -> None:
         """Draw what has changed in the history since the last call. history: takes the place of the first."""
         self._history = history = history or self._history
-        states = list(history.peers.values())
+        states = _ordered(history)
         colours = group_colours(states)
         columns = _peer_columns(states, colours, self.map.place(history), history)
         if any(list(self.peers.data[name]) != values for name, values in columns.items()):
+            chosen = {self.peers.data["peer"][i] for i in self.peers.selected.indices}
             self.peers.data = columns
+            # A newcomer may stand before a peer that was clicked.
+            self.peers.selected.indices = [i for i, s in enumerate(states) if s.name in chosen]
             self._show_columns(self._end or columns)
         lines = _line_columns(states, colours)
         if any(list(self.lines.data[name]) != lines[name] for name in ("peer", "colour")):
@@ -284,8 +291,8 @@ class Panels:
         elif grown := [i for i, s in enumerate(states) if self._drawn.get(s.name) != _stamp(s)]:
             self.lines.patch({axis: [(i, lines[axis][i]) for i in grown] for axis in ("xs", "ys")})
         self._drawn = {state.name: _stamp(state) for state in states}
-        self._update_lines(colours)
         self._update_events()
+        self._update_lines(colours)
         self.map.update(history)
         self.headline.text = headline(history)
         self._curve_plot.xaxis.axis_label = history.x_label
@@ -303,12 +310,16 @@ class Panels:
             "group": [name for name, *_ in groups], "colour": [colour for _, _, colour, _ in groups],
             "width": [width for *_, width in groups],
         }  # fmt: skip
+        marked = len(set(self.marks.data["what"]))
+        self._curve_plot.height = full_height(self._height, len(groups) + marked)
         models = list(history.disagreement.items())[: len(COLOURS)]
+        self._model_plot.height = full_height(SMALL, len(models))
         self.models.data = line_columns("model", {name: (c.x, c.y) for name, c in models})
         if values := [y for _, curve in models for y in curve.y]:
             low, high = floor(log10(min(values))), ceil(log10(max(values)))
             self._log_range.update(start=10.0**low, end=10.0 ** max(high, low + 1))
         metrics = dict(list(history.metrics.items())[: len(COLOURS)])
+        self._metric_plot.height = full_height(SMALL, len(metrics))
         self.metrics.data = line_columns("metric", {n: (c.x, c.y) for n, c in metrics.items()})
         self._metric_plot.css_classes = [] if metrics else [NO_DATA]  # most learners have none
         self.sent.data = {"x": list(history.sent.x) or [0.0], "y": list(history.sent.y) or [0.0]}
@@ -327,8 +338,15 @@ class Panels:
                 "text": [f"{event.peer}: {event.text}" for event in marked],
                 "what": [MARKED[event.kind] for event in marked],
             }
-        first = min((event.time for event in events), default=0.0)
-        self._event_range.update(start=min(first, 0.0), end=max(self._history.now, 1.0))
+        first = min((event.time for event in events if event.time < 0), default=0.0)
+        last = max(self._history.now, 1.0)
+        margin = 0.02 * (last - first)  # else the first mark and the last are cut in two
+        self._event_range.update(start=first - margin, end=last + margin)
+
+
+def _ordered(history: History) -> list[PeerState]:
+    """Return all peers in natural order of their names."""
+    return sorted(history.peers.values(), key=lambda peer: natural(peer.name))
 
 
 def group_colours(states: Sequence[PeerState]) -> dict[str, str]:

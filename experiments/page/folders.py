@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite, nan
+from os import SEEK_END
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,10 @@ from .history import Event, History, Kind, Observation, group_peers, natural
 Timed = TypeVar("Timed", Observation, Event)
 SAMPLES = 200
 """How many times the curves of a run in seconds are sampled; of a run in rounds, every round is."""
+
+
+STOPPING = 0.05
+"""The share of a live run, at its end, in which a peer that leaves was stopped with the others."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Folder:
         if not self.info.get("finished", False):
             lines.append(f"{self.path}: the run was not finished; this is what it had written")
         lines += [
-            f"{self.path}: {name} is damaged, perhaps half written; what it says is left out"
+            f"{self.path}: {name} is damaged, perhaps half written; what cannot be read is left out"
             for name in self.damaged
         ]
         if "versions" not in self.info and RUN_FILE not in self.damaged:
@@ -325,6 +330,9 @@ def _common(folder: Path, shown: Path, info: Record | None = None) -> dict[str, 
         for name in (RUN_FILE, "config.json", PEERS_FILE, "study.json")
         if (folder / name).exists() and not _json(folder / name)
     ]
+    if info.get("finished"):  # else a line may be being written
+        files = ("metrics.jsonl", "runs.jsonl", EVENTS_FILE)
+        damaged += [name for name in files if _is_cut(folder / name)]
     command = str(info.get("command", ""))
     name = str(config.get("name") or study.get("name") or folder.name)
     return {
@@ -443,13 +451,15 @@ def _live_events(
         for peer in named[1].split(", ") if named else [""]:
             yield Event(max(time - origin, 0.0), kind, label_of(peer), text)
     last = {each.peer: each.time for each in observations}
+    start, end = observations[0].time, observations[-1].time
+    stopping = end - STOPPING * (end - start)
     for path in folder.glob("*.report.json"):
         report = _json(path)
-        if (peer := label_of(str(report.get("peer", "")))) in last:
-            text = f"{report.get('ended', '')}: {report.get('reason', '')}".strip(": ")
+        peer, ended = label_of(str(report.get("peer", ""))), report.get("ended", "")
+        if peer in last and ended != "finished" and last[peer] < stopping:
+            text = f"{'' if ended == 'left' else ended}: {report.get('reason', '')}".strip(": ")
             # A network's report has no time; its peer's last record is a moment older.
-            if report.get("ended") != "finished":
-                yield Event(last[peer], "left", peer, text)
+            yield Event(last[peer], "left", peer, text)
 
 
 def label_of(peer: str) -> str:
@@ -487,6 +497,15 @@ def _json(path: Path) -> Record:
     except (OSError, ValueError):
         return {}
     return table if isinstance(table, dict) else {}
+
+
+def _is_cut(path: Path) -> bool:
+    """Return whether a file ends within a line."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, SEEK_END)
+        return file.read() != b"\n"
 
 
 def _csv(path: Path) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ applied to a `History` in order of time. Pages and reports draw a `History`, and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
@@ -25,6 +26,7 @@ Kind = Literal[
 ]  # fmt: skip
 GONE = frozenset({"left", "dead", "lost", "refused"})
 """States of peers that do not take part any more."""
+_DIGITS = re.compile(r"([0-9]+)")
 _RETURNS = frozenset({"joined", "back", "rejoined", "restarted"})
 
 
@@ -34,7 +36,8 @@ class Observation:
 
     time: the position on the x axis: seconds or rounds. state: a phase of a live peer, or one of `GONE`.
     disagreement: by partial model, the peer's relative distance from its neighbours' values.
-    neighbours: names of the peers that it sends to. bytes_to: what it has sent to each of them.
+    bytes: what its process has sent. neighbours: names of the peers that it sends to. bytes_to: what it has
+    sent to each of them.
     metrics: the named metrics of the peer's learner.
     gain: accuracy minus that of a twin that learns alone.
     checked: what is to be known about its signature: empty if it was checked or the swarm has none.
@@ -102,6 +105,9 @@ class PeerState:
     loss: float = nan
     metrics: dict[str, float] = field(default_factory=dict)
     bytes: int = 0
+    """What it has sent, former processes included."""
+    counter: int = 0
+    """What its present process has sent."""
     bytes_to: Mapping[str, int] = field(default_factory=dict)
     gain: float = nan
     checked: str = ""
@@ -151,7 +157,11 @@ class History:
         peer.metrics |= {name: value for name, value in seen.metrics.items() if isfinite(value)}
         if seen.state is not None:
             peer.reason = ""  # that of an earlier state
-        for name in ("round", "bytes", "state", "reason", "group", "checked"):
+        if seen.bytes is not None:
+            # The counter of a peer that was killed begins again.
+            peer.bytes += seen.bytes - peer.counter if seen.bytes >= peer.counter else seen.bytes
+            peer.counter = seen.bytes
+        for name in ("round", "state", "reason", "group", "checked"):
             if (value := getattr(seen, name)) is not None:
                 setattr(peer, name, value)
         if seen.models is not None:
@@ -234,9 +244,9 @@ def pair(a: str, b: str) -> tuple[str, str]:
     return (a, b) if natural(a) <= natural(b) else (b, a)
 
 
-def natural(name: str) -> tuple[int, str]:
-    """Sort key of names: numbers by their value, and peer-2 before peer-10."""
-    return (len(name), name)
+def natural(name: str) -> list[str | int]:
+    """Sort key of names: by the alphabet, and numbers in them by their value, peer-2 before peer-10."""
+    return [int(part) if index % 2 else part for index, part in enumerate(_DIGITS.split(name))]
 
 
 def group_peers(tasks: Mapping[str, str], models: Mapping[str, Sequence[str]]) -> dict[str, str]:

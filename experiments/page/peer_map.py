@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 from bokeh.palettes import Viridis256
 
-from ..graphs.drawing import positions
+from ..graphs.placement import positions
 from .history import History, natural
 from .style import INK, WIDGET_STYLE, Model, bk, line_figure, text_style
 
@@ -22,6 +22,8 @@ MOST_FULL_GRAPH = 24
 """The most peers whose links are drawn where every peer may reach every other."""
 
 
+FULL_WIDTH = 480
+"""The width in pixels at which peers are drawn at their full size."""
 LETTER = 0.024
 """How much wider than its peers the map must be for each letter of the longest name."""
 
@@ -65,16 +67,28 @@ class PeerMap:
             "x0", "y0", "x1", "y1", source=self.links, view=links, line_width="width",
             line_color=INK, line_alpha=0.55,
         )  # fmt: skip
+        # In a narrow window peers are closer to each other, and must be smaller.
+        fit = bk.CustomJSTransform(
+            args={"plot": plot, "width": FULL_WIDTH},
+            v_func="""
+            let shown = width;
+            try { shown = plot.inner_width; } catch {}  // not known before it is drawn
+            return xs.map(x => x * Math.min(1, shown / width));""",
+        )
+        plot.js_on_change(
+            "inner_width", bk.CustomJS(args={"peers": self.peers}, code="peers.change.emit()")
+        )
         by_accuracy = {"field": "accuracy", "transform": self._mapper}
         nodes = plot.scatter(
-            "x", "y", source=self.peers, view=bk.CDSView(filter=self._model_filter()), size="size",
-            marker="marker", fill_color=by_accuracy, fill_alpha="fill", line_color="edge",
-            line_width=1.5, nonselection_fill_alpha=0.12, nonselection_line_alpha=0.25,
+            "x", "y", source=self.peers, view=bk.CDSView(filter=self._model_filter()),
+            size={"field": "size", "transform": fit}, marker="marker", fill_color=by_accuracy,
+            fill_alpha="fill", line_color="edge", line_width=1.5, nonselection_fill_alpha=0.12,
+            nonselection_line_alpha=0.25,
         )  # fmt: skip
         plot.text(
             "x", "y", text="label", source=self.peers, view=bk.CDSView(filter=self._model_filter()),
             text_color=INK, text_font_size="11px", text_align="center", text_baseline="bottom",
-            y_offset="above", nonselection_text_alpha=0.3,
+            y_offset={"field": "above", "transform": fit}, nonselection_text_alpha=0.3,
         )  # fmt: skip
         plot.add_tools(_hover(nodes), bk.TapTool(renderers=[nodes]))
         fills: list[Any] = [by_accuracy, {"field": "colour"}]
@@ -180,7 +194,7 @@ def _graph_title(history: History) -> str:
     if not history.sent.y:
         return "peers and links"
     counted = all(peer.bytes_to for peer in history.peers.values() if peer.bytes)
-    return f"peers and links; thicker: more bytes sent{'' if counted else ', estimated'}"
+    return f"peers and links; width: bytes sent{'' if counted else ', estimated'}"
 
 
 def place_by_hops(names: Names, links: Links) -> Positions:

@@ -20,7 +20,7 @@ from .history import History, natural
 from .style import COLOURS, MEAN, Model, bk, line_columns, line_figure, named_lines
 
 MOST_ROWS = 16
-"""The most differences between configs that are shown without a click."""
+"""The most rows of a table, other than that of the results, that are shown without a click."""
 
 
 def write_report(paths: Sequence[Path], out: Path) -> list[str]:
@@ -138,9 +138,10 @@ def _curve_figure(
     x_label: str,
     lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     name: str,
+    **options: str,
 ) -> Model:
     source = bk.ColumnDataSource(line_columns(name, lines))
-    return named_lines(source, name, title, 340, x_label=x_label)
+    return named_lines(source, name, title, 340, x_label=x_label, **options)
 
 
 # --- one run --------------------------------------------------------------------------------------------
@@ -215,7 +216,10 @@ def _study(study: StudyFolder, index: int) -> Section:
     section.place(figures, f"study{index}-")
     for name, (header, *rows) in study.tables.items():
         title = "results" if name == "summary" else name
-        section.html += f"<h3>{escape(title)}</h3>{html_table(header, rows)}"
+        table = html_table(header, rows)
+        if name != "summary" and len(rows) > MOST_ROWS:
+            table = f"<details><summary>{len(rows)} rows</summary>{table}</details>"
+        section.html += f"<h3>{escape(title)}</h3>{table}"
     # What Bokeh draws above, the study's own picture need not show again.
     for picture in () if figures else study.pictures:
         data = base64.b64encode(picture.read_bytes()).decode()
@@ -245,8 +249,14 @@ def _method_curves(study: StudyFolder, x: str, title: str, unit: float = 1.0) ->
             statistics.fmean(statistics.fmean(_accuracies(run)) for run in tests)
             for tests in points
         ]
+        if (
+            x == "bytes"
+        ):  # on a logarithmic axis there is no place for the start, when nothing was sent
+            xs, ys = xs[xs.count(0.0) :], ys[xs.count(0.0) :]
         lines[method] = xs, ys
-    return _curve_figure(title, "MB" if unit > 1 else x, lines, "method")
+    # Methods may differ in bytes a hundredfold.
+    options = {"x_axis_type": "log"} if x == "bytes" else {}
+    return _curve_figure(title, "MB" if x == "bytes" else x, lines, "method", **options)
 
 
 def _accuracies(point: dict[str, object]) -> list[float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
@@ -168,6 +169,8 @@ async def serve(
         must have to be answered; needed unless `host` is this machine's loopback. on_ready: called with the
         address.
     """
+    # A window that is closed leaves its updates of the next seconds without a receiver, which is no news.
+    logging.getLogger("bokeh.server.views.ws").setLevel(logging.ERROR)
     if token is None and not is_loopback(host):
         raise ConfigError(f"--host {host}: others could read the page there; it needs a token")
 

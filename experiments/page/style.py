@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any, TypeAlias
 
 from bokeh import models, plotting
@@ -20,6 +21,8 @@ COLOURS = (
 INK = "#7b858f"
 """The colour of text and axes in figures: readable on a white page and on a dark one."""
 MEAN = "#e0342b"
+LEGEND_COLUMNS, LEGEND_ROW = 3, 26
+"""Entries beside each other in a legend, and the height of a row of them in pixels."""
 
 WIDGET_STYLE = """
 :host { color: var(--ink); --color: var(--ink); font: inherit; }
@@ -72,10 +75,12 @@ def line_figure(title: str, height: int, x_label: str = "", **options: Any) -> M
     return plot
 
 
-def named_lines(source: Model, name: str, title: str, height: int = 230, **options: Any) -> Model:
+def named_lines(source: Model, name: str, title: str, height: int, **options: Any) -> Model:
     """Return a figure of a source's lines (columns xs, ys, colour), with a legend of the column `name`."""
-    plot = line_figure(title, height, **options)
-    lines = plot.multi_line("xs", "ys", source=source, line_color="colour", line_width=2.2)
+    plot = line_figure(title, full_height(height, len(source.data[name])), **options)
+    lines = plot.multi_line(
+        "xs", "ys", source=source, line_color="colour", line_dash="dash", line_width=2.2
+    )
     plot.add_tools(bk.HoverTool(renderers=[lines], tooltips=[(name, f"@{name}")]))
     plot.add_layout(line_legend([bk.LegendItem(label={"field": name}, renderers=[lines])]), "below")
     return plot
@@ -88,6 +93,7 @@ def line_columns(
     return {
         "xs": [list(x) for x, _ in lines.values()], "ys": [list(y) for _, y in lines.values()],
         name: list(lines), "colour": [COLOURS[i % len(COLOURS)] for i in range(len(lines))],
+        "dash": ["solid" if i < len(COLOURS) else "dashed" for i in range(len(lines))],
     }  # fmt: skip
 
 
@@ -106,11 +112,17 @@ def text_style(prefix: str) -> dict[str, Any]:
     return {f"{prefix}_{name}": value for name, value in style.items()}
 
 
+def full_height(height: int, entries: int) -> int:
+    """Return the height of a figure with a legend of so many entries. height: with one row of them."""
+    return height + LEGEND_ROW * max(ceil(entries / LEGEND_COLUMNS) - 1, 0)
+
+
 def line_legend(items: list[Model]) -> Model:
     """Return a legend for the space below a figure."""
     return bk.Legend(
-        items=items, orientation="horizontal", ncols=3, background_fill_alpha=0, border_line_color=None,
-        label_text_color=INK, label_text_font_size="11px", glyph_width=18, spacing=6, padding=2, margin=0,
+        items=items, orientation="horizontal", ncols=LEGEND_COLUMNS, background_fill_alpha=0,
+        border_line_color=None, label_text_color=INK, label_text_font_size="11px", glyph_width=18,
+        spacing=6, padding=2, margin=0,
     )  # fmt: skip
 
 

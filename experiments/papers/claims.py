@@ -1,14 +1,15 @@
 """`gossamer paper claims`: the claims of the papers, and whether the results on disk support them.
 
 A claim is a sentence about the figure or table of one study, and a function that decides it from the values
-in it. No verdict is written by hand. To add a claim, add an entry to `CLAIMS` under its study; where a study
+in it. No verdict is written by hand. To add a claim, add an entry to `_TABLE` under its study; where a study
 differs from the paper, say so in `DIFFERENCES`. Claims that cannot be measured here are in `UNAVAILABLE`.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -40,52 +41,47 @@ class Finding:
 class Points:
     """The medians of a figure: `points["80", 500]` is that of the curve "80" at x = 500.
 
-    summary: a table with a curve, an x, and a median in every row; with mean and deviation for `spread_text`.
+    summary: a table with a curve, an x, and a median in every row; with mean and deviation for `mean_text`.
     """
 
     def __init__(self, summary: Frame):
         line, x = summary.columns[:2]
-        rows = {(str(row[line]), str(row[x])): row for _, row in summary.iterrows()}
-        self._rows, self._summary = rows, summary
+        self._rows = {(str(row[line]), str(row[x])): row for _, row in summary.iterrows()}
+        self._summary = summary
         self.line_label, self.x_label = str(line), str(x)
-        self._medians = {key: float(row["median"]) for key, row in rows.items()}
-        self.lines = list(dict.fromkeys(line for line, _ in self._medians))
-        self.xs = [x for x in dict.fromkeys(x for _, x in self._medians) if x != AUTO]
+        self.lines = list(dict.fromkeys(line for line, _ in self._rows))
+        self.xs = [x for x in dict.fromkeys(x for _, x in self._rows) if x != AUTO]
 
     def __getitem__(self, line_and_x: tuple[object, object]) -> float:
-        """Return the median of a curve at an x."""
+        """Return the median of a curve at an x; raises KeyError if it has none there."""
         line, x = line_and_x
-        return self._medians[str(line), str(x)]
+        return float(self._rows[str(line), str(x)]["median"])
 
     def __contains__(self, line_and_x: tuple[str, str]) -> bool:
         """Return whether a curve has a point at an x."""
-        return line_and_x in self._medians
-
-    def get(self, line: object, x: object) -> float:
-        """Return the median of a curve at an x; NaN if it has none there."""
-        return self._medians.get((str(line), str(x)), nan)
+        return line_and_x in self._rows
 
     @property
     def paper_lines(self) -> list[str]:
         """The curves of the paper's levels or schemes, without those of peers that decide by themselves."""
         return [line for line in self.lines if not line.endswith(AUTO)]
 
-    def best_x(self, line: object) -> str:
-        """Return the x at which a curve is highest."""
-        return max(self.xs, key=lambda x: self[line, x])
+    def xs_of(self, line: str) -> list[str]:
+        """Return the x at which a curve has points."""
+        return [x for x in self.xs if (line, x) in self]
 
-    def ranked(self, x: object, lines: Iterable[str] | None = None) -> list[str]:
-        """Return the names of curves at x, the highest first."""
-        return sorted(lines or self.paper_lines, key=lambda line: -self[line, x])
+    def find(self, *names: str) -> list[str]:
+        """Return the curves with these names, in every panel if names are "PANEL: NAME"; "*" is all curves.
 
-    def spread(self, line: object) -> float:
-        """Return the difference between a curve's highest and lowest point."""
-        values = [self[line, x] for x in self.xs]
-        return max(values) - min(values)
-
-    def curve_text(self, line: object) -> str:
-        """Return the points of a curve as text."""
-        return ", ".join(f"{x}: {number(self[line, x])}" for x in self.xs)
+        Raises KeyError if a name has no curve.
+        """
+        found = []
+        for name in names:
+            same = [line for line in self.lines if line == name or line.endswith(f": {name}")]
+            if not (same := self.lines if name == "*" else same):
+                raise KeyError(name)
+            found += same
+        return found
 
     @property
     def is_figure(self) -> bool:
@@ -109,22 +105,18 @@ class Points:
         if (row := self._rows.get((line, x))) is None:
             return ""
         deviation = row["deviation"]
-        spread = (
-            "" if deviation in ("", None) or deviation != deviation else f" ± {amount(deviation)}"
-        )
-        return f"{amount(row['mean'])}{spread}"
+        known = deviation not in ("", None) and deviation == deviation
+        return f"{amount(row['mean'])}" + (f" ± {amount(deviation)}" if known else "")
 
 
 Decide = Callable[[Points], Finding]
-"""A function that decides a claim from the medians of the study's figure."""
+"""A function that decides a claim from the medians of the study's figure. It raises KeyError or ValueError if
+curves that the claim is about are missing."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A paper's claim about the figure of a study, in our words.
-
-    decide: returns the verdict and what was measured, from the figure's medians.
-    """
+    """A paper's claim about the figure of a study, in our words, and the function that decides it."""
 
     text: str
     decide: Decide
@@ -133,598 +125,503 @@ class Claim:
 def amount(value: Any) -> str:
     """Return a number as text: three decimals for accuracies, fewer digits for large numbers."""
     value = float(value)
-    return (
-        number(value)
-        if abs(value) < 10
-        else f"{value:.1f}"
-        if abs(value) < 1000
-        else f"{value:.0f}"
-    )
-
-
-def number(value: float) -> str:
-    """Return an accuracy, or a difference of accuracies, as text with three decimals."""
+    if abs(value) >= 10:
+        return f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
     return f"{value:.3f}".replace("0.", ".", 1)
 
 
-def by_case(cases: Mapping[str, bool], measured: str) -> Finding:
-    """Return the finding for a claim about several cases, each of which is true or not.
+# --- how claims are decided -------------------------------------------------------------------------------
+# `wanted` is a condition: "> 0.02". `at` selects x: "" is all of them, "2 4" these two, "last" the last one,
+# "not 10" all others, and ">= 500" those that meet the condition. `by_case` decides; other functions compute
+# the values of a claim's cases: one for each x, curve or panel.
 
-    The claim holds if all cases are true, and in part if some are.
-    """
+_OPERATORS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+
+
+def meets(value: float, wanted: str) -> bool:
+    """Return whether a value meets a condition."""
+    comparison, limit = wanted.split()
+    return _OPERATORS[comparison](value, float(limit))
+
+
+def select(names: Sequence[str], at: str) -> list[str]:
+    """Return the names that `at` selects."""
+    first, *rest = at.split() or [""]
+    if first in _OPERATORS:
+        return [name for name in names if meets(float(name), at)]
+    if first == "not":
+        return [name for name in names if name not in rest]
+    return {"": [*names], "last": [*names[-1:]]}.get(at, at.split())
+
+
+def by_case(cases: Mapping[str, bool], measured: str) -> Finding:
+    """Return the finding: a claim holds if all cases are true, and in part if some are."""
+    if not cases:
+        raise ValueError("no case of the claim has been run")
     true_cases = sum(cases.values())
     verdict = HOLDS if true_cases == len(cases) else IN_PART if true_cases else FAILS
     count = f"{true_cases} of {len(cases)}: " if len(cases) > 1 else ""
     return Finding(verdict, count + measured)
 
 
-def _best_is_between(points: Points) -> Finding:
-    """Decide whether each curve has its maximum between the lowest and the highest level."""
-    best = {line: points.best_x(line) for line in points.lines}
-    cases = {line: x not in (points.xs[0], points.xs[-1]) for line, x in best.items()}
-    text = ", ".join(f"{line}: {x}" for line, x in best.items())
-    return by_case(cases, f"best level by curve {text}")
+def decided(values: Mapping[str, float], wanted: str, what: str) -> Finding:
+    """Return the finding of a claim whose cases have these values, each of which should meet `wanted`."""
+    if len(values) > 6:
+        text = f"from {amount(min(values.values()))} to {amount(max(values.values()))}"
+    else:
+        text = ", ".join(f"{name}: {amount(value)}" for name, value in values.items())
+    cases = {name: meets(value, wanted) for name, value in values.items()}
+    return by_case(cases, f"{what}, wanted {wanted}; {text}")
 
 
-def _best_is(level: str, lines: Callable[[str], bool] = lambda line: True) -> Decide:
-    """Return a function that decides whether curves have their maximum at this level."""
+def above(line: str, *others: str, wanted: str = "> 0", at: str = "", each: bool = False) -> Decide:
+    """Decide by how much a curve is above the highest of others, in every panel and at every x.
 
-    def decide(points: Points) -> Finding:
-        best = {line: points.best_x(line) for line in points.lines if lines(line)}
-        text = ", ".join(f"{line}: {x}" for line, x in best.items())
-        return by_case({line: x == level for line, x in best.items()}, f"best level {text}")
-
-    return decide
-
-
-def _all_falls(points: Points) -> Finding:
-    """Decide whether sharing all cells is at least .02 below the level before it, for each curve."""
-    previous, last = points.xs[-2:]
-    drops = {line: points[line, previous] - points[line, last] for line in points.lines}
-    text = ", ".join(f"{line}: {number(drop)}" for line, drop in drops.items())
-    return by_case(
-        {line: drop >= 0.02 for line, drop in drops.items()},
-        f"level {last} is below {previous} by {text}",
-    )
-
-
-def _compare(
-    higher: str, lower: str, xs: Callable[[str], bool] = lambda x: True, by: float = 0.0
-) -> Decide:
-    """Return a function that decides whether a curve is above another one, by more than `by`, at each x."""
-
-    def decide(points: Points) -> Finding:
-        gaps = {x: points[higher, x] - points[lower, x] for x in points.xs if xs(x)}
-        text = ", ".join(f"at {x} by {gap:+.3f}" for x, gap in gaps.items())
-        return by_case({x: gap > by for x, gap in gaps.items()}, text)
-
-    return decide
-
-
-def _rank(lines: Sequence[str], place: int, xs: Callable[[str], bool] = lambda x: True) -> Decide:
-    """Return a function that decides whether one of `lines` has this place among the paper's curves.
-
-    place: 0 for the best, −1 for the last.
+    others: all other curves of the paper if left out. each: whether each of them is a case of its own.
     """
 
     def decide(points: Points) -> Finding:
-        line_at = {x: points.ranked(x)[place] for x in points.xs if xs(x)}
-        ordinal = "last" if place == -1 else "best" if place == 0 else f"number {place + 1}"
-        text = ", ".join(f"at {x}: {line}" for x, line in line_at.items())
-        return by_case({x: line in lines for x, line in line_at.items()}, f"{ordinal} {text}")
+        gaps = {}
+        for found in points.find(line):
+            panel = found.removesuffix(line)
+            rivals = [panel + other for other in others]
+            rivals = rivals or [other for other in points.paper_lines if other != found]
+            for x in select(points.xs_of(found) if panel else points.xs, at):
+                by_rival = {rival: points[found, x] - points[rival, x] for rival in rivals}
+                gaps |= by_rival if each else {f"{panel}{x}": min(by_rival.values())}
+        best = "each" if each else "the best" if len(others) != 1 else ""
+        names = " of ".join(text for text in (best, ", ".join(others) or "the others") if text)
+        return decided(gaps, wanted, f"{line} less {names}")
 
     return decide
 
 
-def _flat(line: str, within: float = 0.01) -> Decide:
-    """Return a function that decides whether a curve changes by no more than `within`."""
+def change(
+    *lines: str, wanted: str, ends: tuple[int, int] | tuple[str, str] = (0, -1), ratio: bool = False
+) -> Decide:
+    """Decide by how much each curve changes between two x, by default the first and the last that it has.
+
+    ends: the two x, or their places. ratio: divide the second value by the first instead of subtracting.
+    """
 
     def decide(points: Points) -> Finding:
-        verdict = HOLDS if points.spread(line) <= within else FAILS
-        return Finding(
-            verdict, f"changes by {number(points.spread(line))}: {points.curve_text(line)}"
+        changes, between = {}, ""
+        for line in points.find(*lines):
+            xs = points.xs_of(line)
+            first, last = (end if isinstance(end, str) else xs[end] for end in ends)
+            if lines == ("*",) and last not in xs:
+                continue
+            a, b = points[line, first], points[line, last]
+            changes[line] = b / a if ratio else b - a
+            between = f"at {last} {'divided by' if ratio else 'less'} at {first}"
+        return decided(changes, wanted, between)
+
+    return decide
+
+
+def spread(*lines: str, wanted: str) -> Decide:
+    """Decide how far the lowest and the highest point of each curve are apart."""
+
+    def decide(points: Points) -> Finding:
+        values = {line: [points[line, x] for x in points.xs] for line in lines}
+        return decided(
+            {k: max(v) - min(v) for k, v in values.items()}, wanted, "highest less lowest"
         )
 
     return decide
 
 
-def _changes_less(line: str, other: str) -> Decide:
-    """Return a function that decides whether a curve changes less than another one."""
+def apart(*lines: str, wanted: str) -> Decide:
+    """Decide how far these curves, or all of the paper's, are apart where they are farthest apart."""
 
     def decide(points: Points) -> Finding:
-        verdict = HOLDS if points.spread(line) < points.spread(other) else FAILS
-        spreads = " and ".join(number(points.spread(curve)) for curve in (line, other))
-        return Finding(verdict, f"they change by {spreads}")
+        names = lines or points.paper_lines
+        columns = [[points[line, x] for line in names] for x in points.xs]
+        return decided({"at most": max(max(c) - min(c) for c in columns)}, wanted, "distance")
 
     return decide
 
 
-def _rises(lines: Sequence[str], by: float = 0.0) -> Decide:
-    """Return a function that decides whether curves end higher than they begin, by more than `by`."""
+def rank(place: int, *lines: str, at: str = "") -> Decide:
+    """Decide whether one of `lines` has this place among the paper's curves: 1 is the best, -1 the last."""
 
     def decide(points: Points) -> Finding:
-        first, last = points.xs[0], points.xs[-1]
-        rises = {line: points[line, last] - points[line, first] for line in lines}
-        text = ", ".join(f"{line} {rise:+.3f}" for line, rise in rises.items())
+        index = place if place < 0 else place - 1
+        found = {}
+        for x in select(points.xs, at):
+            found[x] = sorted(points.paper_lines, key=lambda line: -points[line, x])[index]
+        text = ", ".join(f"at {x}: {line}" for x, line in found.items())
+        ordinal = {1: "best", -1: "last"}.get(place, f"number {place}")
+        return by_case({x: line in lines for x, line in found.items()}, f"{ordinal} {text}")
+
+    return decide
+
+
+def level(wanted: str, at: str = "", *, worst: bool = False) -> Decide:
+    """Decide at which x curves are highest, or lowest if `worst`: at `wanted`, or "between" the ends.
+
+    at: selects curves.
+    """
+
+    def decide(points: Points) -> Finding:
+        extreme = min if worst else max
+        found = {
+            line: extreme(points.xs, key=lambda x: points[line, x])
+            for line in select(points.lines, at)
+        }
+        inner = points.xs[1:-1] if wanted == "between" else [wanted]
+        text = ", ".join(f"{line}: {x}" for line, x in found.items())
         return by_case(
-            {line: rise > by for line, rise in rises.items()}, f"from {first} to {last}: {text}"
+            {line: x in inner for line, x in found.items()},
+            f"{'worst' if worst else 'best'} level by curve {text}",
         )
 
     return decide
 
 
-def _loses(line: str, share: float) -> Decide:
-    """Return a function that decides whether a curve loses at least this share of its first value."""
+def ratio(line: str, *others: str, at: str, wanted: str = "< 1") -> Decide:
+    """Decide how large the value of a line is, divided by those of others, at one x."""
+    return lambda points: decided(
+        {other: points[line, at] / points[other, at] for other in others},
+        wanted,
+        f"{line} divided by",
+    )
+
+
+def value(*lines: str, wanted: str, at: str = "") -> Decide:
+    """Decide how large the value of each line is at each x."""
 
     def decide(points: Points) -> Finding:
-        first, last = points[line, points.xs[0]], points[line, points.xs[-1]]
-        verdict = HOLDS if first - last >= share * first else FAILS
-        return Finding(
-            verdict, f"falls from {number(first)} to {number(last)}, {1 - last / first:.0%}"
-        )
+        found = {}
+        for line in points.find(*lines):
+            for x in (x for x in select(points.xs, at) if (line, x) in points):
+                found[f"{line} at {x}"] = points[line, x]
+        return decided(found, wanted, "values")
 
     return decide
 
 
-def _lose_at_most(lines: Sequence[str], amount: float) -> Decide:
-    """Return a function that decides whether curves fall by no more than `amount`."""
-
-    def decide(points: Points) -> Finding:
-        falls = {line: points[line, points.xs[0]] - points[line, points.xs[-1]] for line in lines}
-        text = ", ".join(f"{line}: {number(fall)}" for line, fall in falls.items())
-        return by_case({line: fall <= amount for line, fall in falls.items()}, f"fall by {text}")
-
-    return decide
-
-
-def _gap_shrinks(points: Points) -> Finding:
-    """Decide whether levels 60 and 80 gain less over no averaging at the last x than at the second."""
-    early, late = points.xs[1], points.xs[-1]
-    gaps = {
-        line: (points[line, early] - points["0", early], points[line, late] - points["0", late])
-        for line in ("60", "80")
-    }
-    text = ", ".join(f"{line}: {a:+.3f} to {b:+.3f}" for line, (a, b) in gaps.items())
-    return by_case({line: b < a for line, (a, b) in gaps.items()}, f"gain over level 0 {text}")
-
-
-def _size_matters_more_at_lower_levels(points: Points) -> Finding:
-    """Decide whether the gain of larger training sets falls from each averaging level to the next."""
-    first, last = points.xs[0], points.xs[-1]
-    gains = {line: points[line, last] - points[line, first] for line in points.paper_lines}
-    text = ", ".join(f"{line}: {gain:+.3f}" for line, gain in gains.items())
-    pairs = list(zip(gains, list(gains)[1:], strict=False))
-    return by_case(
-        {f"{a}, {b}": gains[a] > gains[b] for a, b in pairs}, f"gain from {first} to {last} {text}"
-    )
-
-
-def _close(points: Points) -> Finding:
-    """Decide whether the curves are never more than .05 apart."""
-    widest = max(
-        max(points[line, x] for line in points.paper_lines)
-        - min(points[line, x] for line in points.paper_lines)
-        for x in points.xs
-    )
-    return Finding(HOLDS if widest <= 0.05 else FAILS, f"at most {number(widest)} apart")
-
-
-def _at_start(place: int, line: str) -> Decide:
-    """Return a function that decides the rank of a curve at mini-batch 10, after the first averaging."""
-    return _rank([line], place, lambda x: int(x) == 10)
-
-
-def _at_end(place: int, line: str) -> Decide:
-    """Return a function that decides the rank of a curve at the last x."""
-    return lambda points: _rank([line], place, lambda x: x == points.xs[-1])(points)
-
-
-def _partial_beats_layers(points: Points) -> Finding:
-    """Decide whether sharing 250 and 80 hidden cells is above every scheme of whole layers."""
-    last = points.xs[-1]
-    (part,) = (line for line in points.paper_lines if "-250-80-" in line)
-    gaps = {
-        line: points[part, last] - points[line, last] for line in points.paper_lines if line != part
-    }
-    text = ", ".join(f"{line}: {gap:+.3f}" for line, gap in gaps.items())
-    return by_case({line: gap > 0 for line, gap in gaps.items()}, f"{part} above {text}")
-
-
-def _auto_is_best(points: Points) -> Finding:
+def auto_is_best(points: Points) -> Finding:
     """Decide whether `sharing = "auto"` is within .005 of the best of the paper's schemes, at each x."""
     if AUTO in points.lines:
-        gaps = {x: points[AUTO, x] - points[points.ranked(x)[0], x] for x in points.xs}
-    else:  # x is the averaging level, and auto has no level
-        gaps = {
-            line: points[line, AUTO] - points[line, points.best_x(line)] for line in points.lines
-        }
-    text = ", ".join(f"{x}: {gap:+.3f}" for x, gap in gaps.items())
-    return by_case({x: gap >= -0.005 for x, gap in gaps.items()}, f"auto less the best {text}")
-
-
-# --- other papers: tables of methods, whose lines are "PANEL: METHOD" ---------------------------------
-
-
-def _panels(points: Points, method: str) -> list[str]:
-    """Return the panels that have a line of this method, each with the ": " that follows its name."""
-    return [line.removesuffix(method) for line in points.lines if line.endswith(f": {method}")]
-
-
-def _gaps_text(gaps: Mapping[str, float]) -> str:
-    """Return differences as text; the lowest and the highest if they are many."""
-    if len(gaps) <= 6:
-        return ", ".join(f"{name}: {gap:+.3f}" for name, gap in gaps.items())
-    return f"from {min(gaps.values()):+.3f} to {max(gaps.values()):+.3f}"
-
-
-def _method_above(
-    method: str, others: Sequence[str], by: float = 0.0, xs: Callable[[str], bool] = lambda x: True
-) -> Decide:
-    """Return a function that decides whether a method is above all others by more than `by`, in every panel.
-
-    A negative `by` makes it a claim that the method is not much below the others.
-    """
-
-    def decide(points: Points) -> Finding:
-        gaps = {
-            f"{panel}{x}": points[panel + method, x] - max(points[panel + o, x] for o in others)
-            for panel in _panels(points, method)
-            for x in points.xs
-            if xs(x) and (panel + method, x) in points
-        }
-        text = f"{method} less the best of {', '.join(others)} {_gaps_text(gaps)}"
-        return by_case({name: gap > by for name, gap in gaps.items()}, text)
-
-    return decide
-
-
-def _method_changes(method: str, is_met: Callable[[float], bool]) -> Decide:
-    """Return a function that decides whether a method's change, from the first x to the last, is as said."""
-
-    def decide(points: Points) -> Finding:
-        changes = {}
-        for panel in _panels(points, method):
-            xs = [x for x in points.xs if (panel + method, x) in points]
-            changes[panel.removesuffix(": ")] = (
-                points[panel + method, xs[-1]] - points[panel + method, xs[0]]
-            )
-        text = f"{method} changes by {_gaps_text(changes)}"
-        return by_case({name: is_met(change) for name, change in changes.items()}, text)
-
-    return decide
-
-
-def _cells_below(method: str, limit: Callable[[float], float]) -> Decide:
-    """Return a function that decides whether a fused network has at most limit(x) hidden cells."""
-    line = f"{method}, cells"
-
-    def decide(points: Points) -> Finding:
-        cells = {
-            f"{panel}{x}": (points[panel + line, x], limit(float(x)))
-            for panel in _panels(points, line)
-            for x in points.xs
-        }
-        text = ", ".join(
-            f"{name}: {amount(found)} of {amount(most)}" for name, (found, most) in cells.items()
-        )
-        return by_case({name: found <= most for name, (found, most) in cells.items()}, text)
-
-    return decide
-
-
-def _parameters_by_lambda(points: Points) -> dict[str, dict[float, float]]:
-    """Return the parameters of MAGI's networks by panel and λ; λ = 0 is PFNM."""
-    return {
-        line: {float(x): points[line, x] for x in points.xs}
-        for line in points.lines
-        if not line.endswith(", accuracy")
+        return above(AUTO, wanted=">= -0.005")(points)
+    gaps = {  # x is the averaging level, and auto has no level
+        line: points[line, AUTO] - max(points[line, x] for x in points.xs) for line in points.lines
     }
+    return decided(gaps, ">= -0.005", "auto less the best level")
 
 
-def _shrinks_by(is_panel: Callable[[str], bool], factor: float) -> Decide:
-    """Return a function that decides whether λ = 1 has at most 1/factor of PFNM's parameters."""
+def gain_shrinks(points: Points) -> Finding:
+    """Decide whether levels 60 and 80 gain less over no averaging at the last x than at the second."""
+    early, late = points.xs[1], points.xs[-1]
+    changes = {
+        line: points[line, late] - points["0", late] - points[line, early] + points["0", early]
+        for line in ("60", "80")
+    }
+    return decided(changes, "< 0", f"gain over level 0 at {late} less that at {early}")
+
+
+def rises_less_and_less(points: Points) -> Finding:
+    """Decide whether each curve rises less than the one before it."""
+    rises = [
+        points[line, points.xs[-1]] - points[line, points.xs[0]] for line in points.paper_lines
+    ]
+    names = [f"{a}, {b}" for a, b in pairwise(points.paper_lines)]
+    differences = [a - b for a, b in pairwise(rises)]
+    return decided(
+        dict(zip(names, differences, strict=True)), "> 0", "rises of two levels, their difference"
+    )
+
+
+def changes_less(line: str, other: str) -> Decide:
+    """Decide whether a curve changes less than another one."""
 
     def decide(points: Points) -> Finding:
-        ratios = {
-            panel: sizes[0.0] / sizes[1.0]
-            for panel, sizes in _parameters_by_lambda(points).items()
-            if is_panel(panel)
-        }
-        text = ", ".join(f"{panel}: {ratio:.1f} times fewer" for panel, ratio in ratios.items())
-        return by_case({panel: ratio >= factor for panel, ratio in ratios.items()}, text)
+        curves = [[points[name, x] for x in points.xs] for name in (line, other)]
+        a, b = (max(curve) - min(curve) for curve in curves)
+        return decided({f"{amount(a)} less {amount(b)}": a - b}, "< 0", "their changes")
 
     return decide
 
 
-def _falls_with_lambda(points: Points) -> Finding:
+def cells(method: str, most: Callable[[float], float]) -> Decide:
+    """Decide whether a fused network has at most most(x) hidden cells."""
+
+    def decide(points: Points) -> Finding:
+        lines = points.find(f"{method}, cells")
+        shares = {
+            f"{line} {x}": points[line, x] / most(float(x)) for line in lines for x in points.xs
+        }
+        return decided(shares, "<= 1", "cells divided by the most that the claim allows")
+
+    return decide
+
+
+def _parameters_by_lambda(points: Points) -> dict[str, list[float]]:
+    """Return the parameters of MAGI's networks by panel, for every λ; λ = 0 is PFNM."""
+    lines = (line for line in points.lines if not line.endswith(", accuracy"))
+    return {line: [points[line, x] for x in points.xs] for line in lines}
+
+
+def falls_with_lambda(points: Points) -> Finding:
     """Decide whether parameters fall with every step of λ."""
-    by_panel = _parameters_by_lambda(points)
-    falls = {
-        panel: all(sizes[a] >= sizes[b] for a, b in pairwise(sorted(sizes)))
-        and sizes[1.0] < sizes[0.0]
-        for panel, sizes in by_panel.items()
+    sizes = _parameters_by_lambda(points)
+    text = "; ".join(f"{panel}: {' → '.join(map(amount, found))}" for panel, found in sizes.items())
+    cases = {
+        panel: all(a >= b for a, b in pairwise(found)) and found[-1] < found[0]
+        for panel, found in sizes.items()
     }
-    text = "; ".join(
-        f"{panel}: " + " → ".join(amount(sizes[weight]) for weight in sorted(sizes))
-        for panel, sizes in by_panel.items()
-    )
-    return by_case(falls, f"parameters {text}")
+    return by_case(cases, f"parameters {text}")
 
 
-def _falls_linearly(points: Points) -> Finding:
-    """Decide whether λ and the parameters have a correlation of −0.95 or stronger."""
-    correlations = {
-        panel: correlation([*sizes], [*sizes.values()])
-        for panel, sizes in _parameters_by_lambda(points).items()
-    }
-    text = ", ".join(f"{panel}: {value:.2f}" for panel, value in correlations.items())
-    return by_case(
-        {panel: value <= -0.95 for panel, value in correlations.items()}, f"correlation {text}"
-    )
+def falls_linearly(points: Points) -> Finding:
+    """Decide whether λ and the parameters are correlated."""
+    weights, sizes = [float(x) for x in points.xs], _parameters_by_lambda(points)
+    found = {panel: correlation(weights, of_panel) for panel, of_panel in sizes.items()}
+    return decided(found, "<= -0.95", "correlation")
 
 
-def _sensitivity(lines: Callable[[str], bool], panel: str, within: float) -> Decide:
-    """Return a function that decides whether accuracies in a panel differ by at most `within`.
+# --- the claims -------------------------------------------------------------------------------------------
 
-    lines: which lines are compared.
-    """
-
-    def decide(points: Points) -> Finding:
-        values = {
-            line.removeprefix(f"{panel}: "): points[line, points.xs[0]]
-            for line in points.lines
-            if line.startswith(f"{panel}: ") and "," not in line and lines(line)
-        }
-        spread = max(values.values()) - min(values.values())
-        text = ", ".join(f"{name}: {number(value)}" for name, value in values.items())
-        return Finding(HOLDS if spread <= within else FAILS, f"differ by {number(spread)}: {text}")
-
-    return decide
-
-
-def _smaller(line: str, other: str, x: str, share: float = 1.0) -> Decide:
-    """Return a function that decides whether a value is below `share` of another one."""
-
-    def decide(points: Points) -> Finding:
-        a, b = points[line, x], points[other, x]
-        text = f"{line}: {amount(a)}, {other}: {amount(b)}"
-        return Finding(HOLDS if a < share * b else FAILS, text)
-
-    return decide
+_LOCAL, _OWN, _SHARED, _FEDPROX = (
+    "local",
+    "FedAvg, own starts",
+    "FedAvg, shared start",
+    "FedProx, shared start",
+)
+_ENSEMBLES, _MAGI, _QUADRATURE = ("ensemble", "weighted ensemble"), "MAGI λ=0.1", "Gauss–Hermite 20"
+_PRIORS = ("PFNM", "PFNM σ0²=1", "PFNM σ0²=100", "PFNM γ0=0.1", "PFNM γ0=10")
+_VARIANCES = ("PFNM", "PFNM σ²=0.5", "PFNM σ²=2")
+_EVEN, _UNEVEN = "homogeneous: {}".format, "Dirichlet 0.2: {}".format
+_PARTIAL = ("15", "30", "60", "80")
+_PART, _ALL, _PER_TASK = "global 80", "global 100", "100 per task"
+_TASKS, _TASKS_APART = (
+    "global 80 + 20 per task, dependency",
+    "global 80 + 20 per task, no dependency",
+)
+_PAIRS = "global 70 + 30 or 15 per pair, dependency"
+_PAIRS_APART = "global 70 + 30 or 15 per pair, no dependency"
+_ALL_4, _ALL_5 = "4 layers: 784-300-100-10", "5 layers: 784-300-100-10-10"
+_BODY_4, _BODY_5 = "4 layers: 784-300-100-0", "5 layers: 784-300-100-10-0"
+_AUTO_CLAIM = {
+    "(Not in the paper.) Peers that decide by themselves what to share reach the paper's best scheme":
+    auto_is_best,
+}  # fmt: skip
 
 
-_GRIDS = ("grid 100", "grid 1000", "grid 10000")
+def _femnist_claims(variant: str, classes: int) -> dict[str, dict[str, Decide]]:
+    """Return the claims about a variant of FEMNIST, by study."""
+    return {
+        f"femnist-level-{variant}": {
+            "Sharing some cells is best, whatever the number of mini-batches": level("between"),
+            "The best averaging level is 80": level("80"),
+            **_AUTO_CLAIM,
+        },
+        f"femnist-scheme-{variant}": {
+            "Sharing a part of every layer beats sharing whole layers":
+            above(f"784-250-80-{classes}", at="last", each=True),
+            **_AUTO_CLAIM,
+        },
+        f"femnist-peers-{variant}": {
+            "Without averaging, the number of peers has no effect": spread("0", wanted="<= 0.01"),
+            "Sharing everything loses accuracy as the number of peers grows": change("100", wanted="< 0"),
+            "At level 80, more peers give a higher accuracy": change("80", wanted="> 0"),
+        },
+    }  # fmt: skip
 
 
-def _closed_form_is_faster(points: Points) -> Finding:
-    """Decide whether the closed form takes less time than grids of the paper's sizes."""
-    took = {line: points[line, "milliseconds"] for line in ("closed form", *_GRIDS)}
-    text = ", ".join(f"{line}: {value:.2f}" for line, value in took.items())
-    return by_case(
-        {grid: took["closed form"] < took[grid] for grid in _GRIDS}, f"milliseconds {text}"
-    )
-
-
-def _bounds_hold(points: Points) -> Finding:
-    """Decide whether no compressor loses more accuracy than its bound."""
-    pairs = {
-        line: (points[line, "loss"], points[line, "loss_bound"])
-        for line in points.lines
-        if (line, "loss") in points
-    }
-    text = ", ".join(f"{line}: {number(a)} of {number(b)}" for line, (a, b) in pairs.items())
-    return by_case({line: a <= b for line, (a, b) in pairs.items()}, f"lost, of at most: {text}")
-
-
-def _bounds_are_small(points: Points) -> Finding:
-    """Decide whether bounds are below .05."""
-    bounds = {
-        line: points[line, "loss_bound"] for line in points.lines if (line, "loss_bound") in points
-    }
-    text = ", ".join(f"{line}: {number(bound)}" for line, bound in bounds.items())
-    return by_case({line: bound < 0.05 for line, bound in bounds.items()}, f"bounds {text}")
-
-
-def _lossy(points: Points) -> Finding:
-    """Decide whether every compressor loses accuracy."""
-    losses = {line: points[line, "loss"] for line in points.lines if (line, "loss") in points}
-    return by_case({line: loss > 0 for line, loss in losses.items()}, f"lost {_gaps_text(losses)}")
-
-
-def _all_fall(points: Points) -> Finding:
-    """Decide whether every curve is lower at the last x than at the first."""
-    first, last = points.xs[0], points.xs[-1]
-    falls = {line: points[line, last] - points[line, first] for line in points.lines}
-    return by_case(
-        {line: fall < 0 for line, fall in falls.items()}, f"{first} to {last}: {_gaps_text(falls)}"
-    )
-
-
-_AVERAGES = ("local", "FedAvg, own starts", "FedAvg, shared start")
-_OTHER_CLAIMS: dict[str, list[Claim]] = {
-    "pfnm-figure2": [
-        Claim(
-            "PFNM is the best of the methods that communicate once and make one network",
-            _method_above("PFNM", (*_AVERAGES, "DP-means")),
-        ),
-        Claim(
-            "FedAvg, even from a shared start, loses accuracy quickly with more networks",
-            _method_changes("FedAvg, shared start", lambda change: change < -0.05),
-        ),
-        Claim(
-            "PFNM's network is much smaller than all networks together (at most half)",
-            _cells_below("PFNM", lambda peers: 50 * peers if peers > 2 else 200),
-        ),
-        Claim(
-            "With γ0 = 1e-5 it is hardly larger than one peer's network",
-            _cells_below("PFNM γ0=1e-5", lambda peers: 110),
-        ),
-        Claim(
-            "PFNM is comparable to the ensembles (within .03)",
-            _method_above("PFNM", ("ensemble", "weighted ensemble"), by=-0.03),
-        ),
-        Claim(
-            "PFNM outperforms downpour SGD with ten exchanges",
-            _method_above("PFNM", ("downpour SGD",)),
-        ),
-        Claim(
-            "Ensembles hardly lose accuracy as networks become more and weaker",
-            _method_changes("ensemble", lambda change: change > -0.05),
-        ),
-    ],
-    "pfnm-figure4": [
-        Claim(
-            "PFNM is comparable to the ensembles (within .03) for one to six hidden layers",
-            _method_above("PFNM", ("ensemble", "weighted ensemble"), by=-0.03),
-        ),
-        Claim("and outperforms downpour SGD", _method_above("PFNM", ("downpour SGD",))),
-        Claim(
-            "(Not in the paper.) PFNM is above FedAvg from a shared start",
-            _method_above("PFNM", ("FedAvg, shared start",)),
-        ),
-    ],
-    "pfnm-sensitivity": [
-        Claim(
-            "PFNM is robust to σ0² and γ0 (within .02), classes split evenly",
-            _sensitivity(lambda line: "σ²" not in line, "homogeneous", 0.02),
-        ),
-        Claim("and not", _sensitivity(lambda line: "σ²" not in line, "Dirichlet 0.2", 0.02)),
-        Claim(
-            "σ² has almost no effect if classes are split evenly (within .02)",
-            _sensitivity(lambda line: "σ0²" not in line and "γ0" not in line, "homogeneous", 0.02),
-        ),
-        Claim(
-            "and more if they are not, but every value is competitive (within .1)",
-            _sensitivity(lambda line: "σ0²" not in line and "γ0" not in line, "Dirichlet 0.2", 0.1),
-        ),
-    ],
-    "pfnm-table": [
-        Claim(
-            "(000) PFNM is above averaging, from own and shared starts",
-            _method_above("PFNM", _AVERAGES),
-        ),
-        Claim(
-            "(000) PFNM is comparable to the weighted ensemble (within .03)",
-            _method_above("PFNM", ("weighted ensemble",), by=-0.03),
-        ),
-        Claim(
-            "(002) Averaging from own starts is much worse than from a shared start (by .1)",
-            _method_above("FedAvg, shared start", ("FedAvg, own starts",), by=0.1),
-        ),
-        Claim(
-            "(002) MAGI (λ = 0.1) is more accurate than PFNM",
-            _method_above("MAGI λ=0.1", ("PFNM",)),
-        ),
-    ],
-    "magi-table1": [
-        Claim(
-            "MAGI is the best method in every row",
-            _method_above("MAGI λ=0.1", (*_AVERAGES[::2], "PFNM")),
-        ),
-        Claim(
-            "With one hidden layer it is 3 % above PFNM (2 % or more)",
-            lambda points: _method_above("MAGI λ=0.1", ("PFNM",), 0.02, lambda x: x != "10")(
-                points
-            ),
-        ),
-        Claim(
-            "Averaging loses to PFNM and MAGI",
-            _method_above("PFNM", ("FedAvg, shared start", "FedProx, shared start")),
-        ),
-        Claim(
-            "More clients make every method less accurate",
-            lambda points: by_case(
-                (
-                    falls := {
-                        method: points[f"1 hidden: {method}", "30"]
-                        < points[f"1 hidden: {method}", "15"]
-                        for method in ("local", "FedAvg, shared start", "PFNM", "MAGI λ=0.1")
-                    }
-                ),
-                "falls from 15 to 30 clients: "
-                + (", ".join(m for m, met in falls.items() if met) or "none"),
-            ),
-        ),
-    ],
-    "magi-figure2": [
-        Claim("The larger λ, the smaller MAGI's network (λ = 0 is PFNM)", _falls_with_lambda),
-        Claim("It shrinks almost linearly", _falls_linearly),
-        Claim(
-            "With λ near 1 and one hidden layer it has almost 8 times fewer parameters (6 or more)",
-            _shrinks_by(lambda panel: panel == "1 hidden", 6),
-        ),
-        Claim(
-            "With more hidden layers, close to 3 times fewer (2.5 or more)",
-            _shrinks_by(lambda panel: panel != "1 hidden", 2.5),
-        ),
-    ],
-    "fednp-toy": [
-        Claim("FedNP's error is below FedAvg's", _smaller("FedNP", "FedAvg", "error")),
-        Claim(
-            "by more than a third (72.4 against 116.5)", _smaller("FedNP", "FedAvg", "error", 0.67)
-        ),
-        Claim(
-            "(Control.) Its estimate of all data helps: the error is 5 % below that with z frozen",
-            _smaller("FedNP", "FedNP, z frozen", "error", 0.95),
-        ),
-    ],
-    "fednp-moments": [
-        Claim(
-            "The closed form is faster than quadratures of 100, 1000 and 10,000 nodes",
-            _closed_form_is_faster,
-        ),
-        Claim(
-            "and the model as accurate: the toy's error is within 2 % of that with exact moments",
-            lambda points: _smaller("closed form", "Gauss–Hermite 100", "mse", 1.02)(points),
-        ),
-        Claim(
-            "(Not in the paper.) Gauss–Hermite with 20 nodes is more exact than the closed form",
-            _smaller("Gauss–Hermite 20", "closed form", "mean_error"),
-        ),
-        Claim(
-            "(Not in the paper.) and takes less than twice its time",
-            _smaller("Gauss–Hermite 20", "closed form", "milliseconds", 2.0),
-        ),
-    ],
-    "fednp-cifar": [
-        Claim("FedNP is best with 10 clients", _rank(["FedNP"], 0, lambda x: x == "10")),
-        Claim("and with 50 and 100", _rank(["FedNP"], 0, lambda x: x != "10")),
-        Claim(
-            "FedNP is about 2 % above FedAvg (1 % or more)", _compare("FedNP", "FedAvg", by=0.01)
-        ),
-        Claim("FedProx is below FedAvg", _compare("FedAvg", "FedProx")),
-        Claim("SCAFFOLD is far below FedAvg (by .02)", _compare("FedAvg", "SCAFFOLD", by=0.02)),
-        Claim("All methods lose accuracy with more clients", _all_fall),
-        Claim(
-            "With 100 clients, FedNP and MOON are first",
-            _rank(["FedNP", "MOON"], 0, lambda x: x == "100"),
-        ),
-        Claim("and second", _rank(["FedNP", "MOON"], 1, lambda x: x == "100")),
-    ],
-    "multitask": [
-        Claim(
-            "Related models (MOCHA) are more accurate than separate ones",
-            _compare("MOCHA", "separate"),
-        ),
-        Claim("and than one model for all", _compare("MOCHA", "pooled")),
-    ],
-    "compressed-updates": [
-        Claim(
-            "Averaging the clients' weights (FedAvg) makes a better model than a client has alone",
-            lambda points: _smaller("alone", "none", "accuracy")(points),
-        ),
-        Claim("Compressed updates lose accuracy", _lossy),
-        Claim(
-            "(The slides ask for a bound.) No compressor loses more accuracy than the bound that follows "
-            "from the distortion of its messages",
-            _bounds_hold,
-        ),
-        Claim(
-            "(The slides ask for a bound.) The bound is small enough to be useful (.05)",
-            _bounds_are_small,
-        ),
-    ],
+_TABLE: Mapping[str, Mapping[str, Decide]] = {
+    "pfnm-figure2": {
+        "PFNM is the best of the methods that communicate once and make one network":
+        above("PFNM", _LOCAL, _OWN, _SHARED, "DP-means"),
+        "FedAvg, even from a shared start, loses accuracy quickly with more networks":
+        change(_SHARED, wanted="< -0.05"),
+        "PFNM's network is much smaller than all networks together (at most half)":
+        cells("PFNM", lambda peers: 50 * peers if peers > 2 else 200),
+        "With γ0 = 1e-5 it is hardly larger than one peer's network":
+        cells("PFNM γ0=1e-5", lambda peers: 110),
+        "PFNM is comparable to the ensembles (within .03)": above("PFNM", *_ENSEMBLES, wanted="> -0.03"),
+        "PFNM outperforms downpour SGD with ten exchanges": above("PFNM", "downpour SGD"),
+        "Ensembles hardly lose accuracy as networks become more and weaker":
+        change("ensemble", wanted="> -0.05"),
+    },
+    "pfnm-figure4": {
+        "PFNM is comparable to the ensembles (within .03) for one to six hidden layers":
+        above("PFNM", *_ENSEMBLES, wanted="> -0.03"),
+        "and outperforms downpour SGD": above("PFNM", "downpour SGD"),
+        "(Not in the paper.) PFNM is above FedAvg from a shared start": above("PFNM", _SHARED),
+    },
+    "pfnm-sensitivity": {
+        "PFNM is robust to σ0² and γ0 (within .02), classes split evenly":
+        apart(*map(_EVEN, _PRIORS), wanted="<= 0.02"),
+        "and split unevenly": apart(*map(_UNEVEN, _PRIORS), wanted="<= 0.02"),
+        "σ² has almost no effect if classes are split evenly (within .02)":
+        apart(*map(_EVEN, _VARIANCES), wanted="<= 0.02"),
+        "and more if they are split unevenly, but every value is competitive (within .1)":
+        apart(*map(_UNEVEN, _VARIANCES), wanted="<= 0.1"),
+    },
+    "pfnm-table": {
+        "(000) PFNM is above averaging, from own and shared starts": above("PFNM", _LOCAL, _OWN, _SHARED),
+        "(000) PFNM is comparable to the weighted ensemble (within .03)":
+        above("PFNM", _ENSEMBLES[1], wanted="> -0.03"),
+        "(002) Averaging from own starts is much worse than from a shared start (by .1)":
+        above(_SHARED, _OWN, wanted="> 0.1"),
+        "(002) MAGI (λ = 0.1) is more accurate than PFNM": above(_MAGI, "PFNM"),
+    },
+    "magi-table1": {
+        "MAGI is the best method in every row": above(_MAGI, _LOCAL, _SHARED, "PFNM"),
+        "With one hidden layer it is 3 % above PFNM (2 % or more)":
+        above(_MAGI, "PFNM", wanted="> 0.02", at="not 10"),
+        "Averaging loses to PFNM and MAGI": above("PFNM", _SHARED, "FedProx, shared start"),
+        "More clients make every method less accurate":
+        change(*(f"1 hidden: {name}" for name in (_LOCAL, _SHARED, "PFNM", _MAGI)), wanted="< 0"),
+    },
+    "magi-figure2": {
+        "The larger λ, the smaller MAGI's network (λ = 0 is PFNM)": falls_with_lambda,
+        "It shrinks almost linearly": falls_linearly,
+        "With λ near 1 and one hidden layer it has almost 8 times fewer parameters (6 or more)":
+        change("1 hidden", wanted="<= 0.1667", ratio=True),
+        "With more hidden layers, close to 3 times fewer (2.5 or more)":
+        change("2 hidden", "3 hidden", wanted="<= 0.4", ratio=True),
+    },
+    "fednp-toy": {
+        "FedNP's error is below FedAvg's": ratio("FedNP", "FedAvg", at="error"),
+        "by more than a third (72.4 against 116.5)": ratio("FedNP", "FedAvg", at="error", wanted="< 0.67"),
+        "(Control.) Its estimate of all data helps: the error is 5 % below that with z frozen":
+        ratio("FedNP", "FedNP, z frozen", at="error", wanted="< 0.95"),
+    },
+    "fednp-moments": {
+        "The closed form is faster than quadratures of 100, 1000 and 10,000 nodes":
+        ratio("closed form", "grid 100", "grid 1000", "grid 10000", at="milliseconds"),
+        "and the model as accurate: the toy's error is within 2 % of that with exact moments":
+        ratio("closed form", "Gauss–Hermite 100", at="mse", wanted="< 1.02"),
+        "(Not in the paper.) Gauss–Hermite with 20 nodes is more exact than the closed form":
+        ratio(_QUADRATURE, "closed form", at="mean_error"),
+        "(Not in the paper.) and takes less than twice its time":
+        ratio(_QUADRATURE, "closed form", at="milliseconds", wanted="< 2"),
+    },
+    "fednp-cifar": {
+        "FedNP is best with 10 clients": rank(1, "FedNP", at="10"),
+        "and with 50 and 100": rank(1, "FedNP", at="not 10"),
+        "FedNP is about 2 % above FedAvg (1 % or more)": above("FedNP", "FedAvg", wanted="> 0.01"),
+        "FedProx is below FedAvg": above("FedAvg", "FedProx"),
+        "SCAFFOLD is far below FedAvg (by .02)": above("FedAvg", "SCAFFOLD", wanted="> 0.02"),
+        "All methods lose accuracy with more clients": change("*", wanted="< 0"),
+        "With 100 clients, FedNP and MOON are first": rank(1, "FedNP", "MOON", at="100"),
+        "and second": rank(2, "FedNP", "MOON", at="100"),
+    },
+    "multitask": {
+        "Related models (MOCHA) are more accurate than separate ones": above("MOCHA", "separate"),
+        "and than one model for all": above("MOCHA", "pooled"),
+    },
+    "compressed-updates": {
+        "Averaging the clients' weights (FedAvg) makes a better model than a client has alone":
+        above("none", "alone", at="accuracy"),
+        "Compressed updates lose accuracy": value("*", at="loss", wanted="> 0"),
+        "(The slides ask for a bound.) No compressor loses more accuracy than the bound that follows from "
+        "the distortion of its messages": change("*", ends=("loss", "loss_bound"), wanted=">= 0"),
+        "(The slides ask for a bound.) The bound is small enough to be useful (.05)":
+        value("*", at="loss_bound", wanted="< 0.05"),
+    },
+    **_femnist_claims("a", 62),
+    **_femnist_claims("m", 47),
+    **_femnist_claims("d", 10),
+    "averaging-level": {
+        "Sharing some cells is best, whatever the mini-batch size": level("between"),
+        "For large mini-batches the best averaging level is 80": level("80", ">= 500"),
+        "Sharing everything loses much accuracy, since one network has one task":
+        change("*", ends=(-2, -1), wanted="<= -0.02"),
+        **_AUTO_CLAIM,
+    },
+    "convergence": {
+        "At the beginning, no averaging leads": rank(1, "0", at="10"),
+        "At the beginning, level 80 is last": rank(-1, "80", at="10"),
+        "At the end, level 80 is first": rank(1, "80", at="last"),
+        "At the end, sharing everything is last": rank(-1, "100", at="last"),
+        "The three curves stay close together": apart(wanted="<= 0.05"),
+        "(Control.) By the end, networks that average nothing have learnt (accuracy above .5)":
+        value("0", at="last", wanted="> 0.5"),
+    },
+    "number-of-peers": {
+        "Without averaging, the number of peers has no effect": spread("0", wanted="<= 0.01"),
+        "At levels 60 and 80, more peers give a higher accuracy": change("60", "80", wanted="> 0.005"),
+        "Sharing everything gains from more peers too": change("100", wanted="> 0"),
+        "but stays below level 80": above("80", "100"),
+        **_AUTO_CLAIM,
+    },
+    "semi-local": {
+        "No averaging is the worst": rank(-1, "no averaging"),
+        "Sharing everything is below sharing it with the same task": above(_PER_TASK, _ALL),
+        "Sharing everything is below level 80": above(_PART, _ALL),
+        "A global and a semi-local model together are best": rank(1, _TASKS, _TASKS_APART),
+        "A dependency between them gains more": above(_TASKS, _TASKS_APART),
+        "(Control.) Networks that average nothing have learnt (accuracy above .5)":
+        value("no averaging", wanted="> 0.5"),
+        **_AUTO_CLAIM,
+    },
+    "semi-local-and-local": {
+        "Sharing everything is the worst": rank(-1, _ALL),
+        "Level 80 is better than no averaging": above(_PART, "no averaging"),
+        "With large mini-batches, sharing everything per task beats level 80":
+        above(_PER_TASK, _PART, at=">= 400"),
+        "Global, semi-local and local models together are best": rank(1, _PAIRS, _PAIRS_APART),
+        "A dependency between them gains more": above(_PAIRS, _PAIRS_APART),
+        **_AUTO_CLAIM,
+    },
+    "difference-rate": {
+        "Without a difference between tasks, sharing everything is best": rank(1, "100", at="0"),
+        "With all ten labels rotated, it loses more than half of its accuracy":
+        change("100", wanted="<= 0.5", ratio=True),
+        "No other level is severely affected": change("0", *_PARTIAL, wanted=">= -0.1"),
+        "Levels 60 and 80 are best for low difference rates": rank(1, "60", "80", at="2 4"),
+        "Their gain shrinks as the difference rate grows": gain_shrinks,
+        "At rate 10, level 80 is no better than no averaging": above("80", "0", wanted="<= 0.005", at="10"),
+        **_AUTO_CLAIM,
+    },
+    "permuted-peers": {
+        "Sharing everything is best if all peers have one task": rank(1, "100", at="0"),
+        "and third with two other peers": rank(3, "100", at="2"),
+        "and last with four to eight": rank(-1, "100", at=">= 4"),
+        "No averaging is not affected by their number": spread("0", wanted="<= 0.01"),
+        "Partial averaging is hardly affected": change(*_PARTIAL, wanted=">= -0.02"),
+        **_AUTO_CLAIM,
+    },
+    "training-size": {
+        "The lower the averaging level, the more the training set's size matters": rises_less_and_less,
+        "With 250 samples sharing everything is best": rank(1, "100", at="250"),
+        "From 500 samples on level 80 is best": rank(1, "80", at=">= 500"),
+        "and 60 is second": rank(2, "60", at=">= 500"),
+        "From 2000 samples on sharing everything is last": rank(-1, "100", at=">= 2000"),
+        **_AUTO_CLAIM,
+    },
+    "layouts": {
+        "Sharing everything falls severely, with four layers": change(_ALL_4, wanted="<= 0.7", ratio=True),
+        "and with five": change(_ALL_5, wanted="<= 0.7", ratio=True),
+        "Without averaging, five layers are less accurate than four":
+        above("4 layers: no averaging", "5 layers: no averaging"),
+        "Sharing all but the output layer of four is best wherever tasks differ":
+        rank(1, _BODY_4, at="not 0"),
+        "and is less affected by the difference rate than level 80":
+        changes_less(_BODY_4, "4 layers: 784-250-80-10"),
+        "Sharing all but the output layer of five beats no averaging of four":
+        above(_BODY_5, "4 layers: no averaging"),
+    },
+    "vsn": {
+        "Sharing some cells is best, whatever the number of mini-batches": level("between"),
+        "The best level is at about 80 % (40 of 50 cells)": level("40"),
+        **_AUTO_CLAIM,
+    },
+    "associative": {
+        "Sharing some hidden cells is best, whatever the number of mini-batches": level("between"),
+        "Sharing all hidden cells is the worst with 10 to 30 mini-batches":
+        level("400", "10 20 30", worst=True),
+    },
+}  # fmt: skip
+CLAIMS: Mapping[str, Sequence[Claim]] = {
+    study: [Claim(text, decide) for text, decide in claims.items()]
+    for study, claims in _TABLE.items()
 }
+"""The papers' claims by study."""
 
 DIFFERENCES: Mapping[str, str] = {
     **{f"femnist-{kind}-{v}": "characters by style, not by writer" for kind in ("level", "scheme", "peers")
@@ -781,203 +678,6 @@ UNAVAILABLE = (
     ),
 )  # fmt: skip
 """Claims that cannot be measured here."""
-
-_AUTO_CLAIM = Claim(
-    "(Not in the paper.) Peers that decide by themselves what to share reach the paper's best scheme",
-    _auto_is_best,
-)
-_PARTIAL_LEVELS = ("15", "30", "60", "80")
-_GLOBAL_80, _GLOBAL_100, _PER_TASK = "global 80", "global 100", "100 per task"
-_DEPENDENT = "global 80 + 20 per task, dependency"
-_INDEPENDENT = "global 80 + 20 per task, no dependency"
-_PAIRS = "global 70 + 30 or 15 per pair, dependency"
-_INDEPENDENT_PAIRS = "global 70 + 30 or 15 per pair, no dependency"
-
-
-def _femnist_claims(variant: str) -> dict[str, list[Claim]]:
-    """Return the claims about a variant of FEMNIST, by study."""
-    return {
-        f"femnist-level-{variant}": [
-            Claim(
-                "Sharing some cells is best, whatever the number of mini-batches", _best_is_between
-            ),
-            Claim("The best averaging level is 80", _best_is("80")),
-            _AUTO_CLAIM,
-        ],
-        f"femnist-scheme-{variant}": [
-            Claim(
-                "Sharing a part of every layer beats sharing whole layers", _partial_beats_layers
-            ),
-            _AUTO_CLAIM,
-        ],
-        f"femnist-peers-{variant}": [
-            Claim("Without averaging, the number of peers has no effect", _flat("0")),
-            Claim(
-                "Sharing everything loses accuracy as the number of peers grows",
-                lambda points: by_case(
-                    {"100": points["100", points.xs[-1]] < points["100", points.xs[0]]},
-                    points.curve_text("100"),
-                ),
-            ),
-            Claim("At level 80, more peers give a higher accuracy", _rises(["80"])),
-        ],
-    }
-
-
-CLAIMS: Mapping[str, Sequence[Claim]] = {
-    **_OTHER_CLAIMS,
-    **_femnist_claims("a"),
-    **_femnist_claims("m"),
-    **_femnist_claims("d"),
-    "averaging-level": [
-        Claim("Sharing some cells is best, whatever the mini-batch size", _best_is_between),
-        Claim(
-            "For large mini-batches the best averaging level is 80",
-            _best_is("80", lambda line: int(line) >= 500),
-        ),
-        Claim("Sharing everything loses much accuracy, since one network has one task", _all_falls),
-        _AUTO_CLAIM,
-    ],
-    "convergence": [
-        Claim("At the beginning, no averaging leads", _at_start(0, "0")),
-        Claim("At the beginning, level 80 is last", _at_start(-1, "80")),
-        Claim("At the end, level 80 is first", _at_end(0, "80")),
-        Claim("At the end, sharing everything is last", _at_end(-1, "100")),
-        Claim("The three curves stay close together", _close),
-    ],
-    "number-of-peers": [
-        Claim("Without averaging, the number of peers has no effect", _flat("0")),
-        Claim(
-            "At levels 60 and 80, more peers give a higher accuracy", _rises(["60", "80"], by=0.005)
-        ),
-        Claim("Sharing everything gains from more peers too", _rises(["100"])),
-        Claim("but stays below level 80", _compare("80", "100")),
-        _AUTO_CLAIM,
-    ],
-    "semi-local": [
-        Claim("No averaging is the worst", _rank(["no averaging"], -1)),
-        Claim(
-            "Sharing everything is below sharing it with the same task",
-            _compare(_PER_TASK, _GLOBAL_100),
-        ),
-        Claim("Sharing everything is below level 80", _compare(_GLOBAL_80, _GLOBAL_100)),
-        Claim(
-            "A global and a semi-local model together are best",
-            _rank([_DEPENDENT, _INDEPENDENT], 0),
-        ),
-        Claim("A dependency between them gains more", _compare(_DEPENDENT, _INDEPENDENT)),
-        _AUTO_CLAIM,
-    ],
-    "semi-local-and-local": [
-        Claim("Sharing everything is the worst", _rank([_GLOBAL_100], -1)),
-        Claim("Level 80 is better than no averaging", _compare(_GLOBAL_80, "no averaging")),
-        Claim(
-            "With large mini-batches, sharing everything per task beats level 80",
-            _compare(_PER_TASK, _GLOBAL_80, lambda x: int(x) >= 400),
-        ),
-        Claim(
-            "Global, semi-local and local models together are best",
-            _rank([_PAIRS, _INDEPENDENT_PAIRS], 0),
-        ),
-        Claim("A dependency between them gains more", _compare(_PAIRS, _INDEPENDENT_PAIRS)),
-        _AUTO_CLAIM,
-    ],
-    "difference-rate": [
-        Claim(
-            "Without a difference between tasks, sharing everything is best",
-            _rank(["100"], 0, lambda x: x == "0"),
-        ),
-        Claim(
-            "With all ten labels rotated, it loses more than half of its accuracy",
-            _loses("100", 0.5),
-        ),
-        Claim("No other level is severely affected", _lose_at_most(("0", *_PARTIAL_LEVELS), 0.1)),
-        Claim(
-            "Levels 60 and 80 are best for low difference rates",
-            _rank(["60", "80"], 0, lambda x: x in ("2", "4")),
-        ),
-        Claim("Their gain shrinks as the difference rate grows", _gap_shrinks),
-        Claim(
-            "At rate 10, level 80 is no better than no averaging",
-            lambda points: by_case(
-                {"10": points["80", 10] - points["0", 10] <= 0.005},
-                f"level 80 {number(points['80', 10])}, level 0 {number(points['0', 10])}",
-            ),
-        ),
-        _AUTO_CLAIM,
-    ],
-    "permuted-peers": [
-        Claim(
-            "Sharing everything is best if all peers have one task",
-            _rank(["100"], 0, lambda x: x == "0"),
-        ),
-        Claim("and third with two other peers", _rank(["100"], 2, lambda x: x == "2")),
-        Claim("and last with four to eight", _rank(["100"], -1, lambda x: int(x) >= 4)),
-        Claim("No averaging is not affected by their number", _flat("0")),
-        Claim("Partial averaging is hardly affected", _lose_at_most(_PARTIAL_LEVELS, 0.02)),
-        _AUTO_CLAIM,
-    ],
-    "training-size": [
-        Claim(
-            "The lower the averaging level, the more the training set's size matters",
-            _size_matters_more_at_lower_levels,
-        ),
-        Claim(
-            "With 250 samples sharing everything is best", _rank(["100"], 0, lambda x: x == "250")
-        ),
-        Claim("From 500 samples on level 80 is best", _rank(["80"], 0, lambda x: int(x) >= 500)),
-        Claim("and 60 is second", _rank(["60"], 1, lambda x: int(x) >= 500)),
-        Claim(
-            "From 2000 samples on sharing everything is last",
-            _rank(["100"], -1, lambda x: int(x) >= 2000),
-        ),
-        _AUTO_CLAIM,
-    ],
-    "layouts": [
-        Claim(
-            "Sharing everything falls severely, with four layers",
-            _loses("4 layers: 784-300-100-10", 0.3),
-        ),
-        Claim("and with five", _loses("5 layers: 784-300-100-10-10", 0.3)),
-        Claim(
-            "Without averaging, five layers are less accurate than four",
-            _compare("4 layers: no averaging", "5 layers: no averaging"),
-        ),
-        Claim(
-            "Sharing all but the output layer of four is best wherever tasks differ",
-            _rank(["4 layers: 784-300-100-0"], 0, lambda x: x != "0"),
-        ),
-        Claim(
-            "and is less affected by the difference rate than level 80",
-            _changes_less("4 layers: 784-300-100-0", "4 layers: 784-250-80-10"),
-        ),
-        Claim(
-            "Sharing all but the output layer of five beats no averaging of four",
-            _compare("5 layers: 784-300-100-10-0", "4 layers: no averaging"),
-        ),
-    ],
-    "vsn": [
-        Claim("Sharing some cells is best, whatever the number of mini-batches", _best_is_between),
-        Claim("The best level is at about 80 % (40 of 50 cells)", _best_is("40")),
-        _AUTO_CLAIM,
-    ],
-    "associative": [
-        Claim(
-            "Sharing some hidden cells is best, whatever the number of mini-batches",
-            _best_is_between,
-        ),
-        Claim(
-            "Sharing all hidden cells is the worst with 10 to 30 mini-batches",
-            lambda points: by_case(
-                {
-                    line: points[line, 400] == min(points[line, x] for x in points.xs)
-                    for line in ("10", "20", "30")
-                },
-                "; ".join(f"{line}: {points.curve_text(line)}" for line in ("10", "20", "30")),
-            ),
-        ),
-    ],
-}
 
 
 @dataclass(frozen=True)
@@ -1152,7 +852,8 @@ def draw_overview(path: Path, folders: Sequence[Path]) -> list[Path]:
         points = Points(summary_of(PAPERS[study_name], study, records))
         with suppress(KeyError):  # this curve has not been run
             bars[task] = [points[curve, level] for level in levels]
-            bars[task].append(points.get(curve, AUTO))
+            has_auto = (curve, AUTO) in points
+            bars[task].append(points[curve, AUTO] if has_auto else nan)
     if not bars:
         return []
     from ..study.figures import COLOURS, canvas, place_legend, save

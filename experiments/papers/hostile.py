@@ -234,27 +234,24 @@ def graph_of(cell: HostileRun) -> nx.Graph:
 
 def hostile_peers(cell: HostileRun, graph: nx.Graph) -> list[int]:
     """Return the hostile peers."""
-    random = np.random.default_rng([cell.seed, 1])
     by_degree = sorted(graph, key=lambda peer: (graph.degree[peer], peer))
-    if cell.place == "hub":
-        return sorted(by_degree[-1:])
-    if cell.place == "leaf":
-        return sorted(by_degree[:1])
+    if cell.place in ("hub", "leaf"):
+        return [by_degree[-1 if cell.place == "hub" else 0]]
     choices = list(combinations(graph, cell.hostile))
-    order = random.permutation(len(choices))
+    order = np.random.default_rng([cell.seed, 1]).permutation(len(choices))
 
     def most_hostile_neighbours(chosen: Sequence[int]) -> int:
         """Return how many hostile neighbours an honest peer has at most."""
         return max(len({*graph[peer]} & {*chosen}) for peer in graph if peer not in chosen)
 
-    if cell.place == "together":
-        return list(max((choices[i] for i in order), key=lambda c: most_hostile_neighbours(c) == 2))
-
-    # Hostile members that are neighbours of each other waste their influence.
     def crowding(chosen: Sequence[int]) -> tuple[int, int]:
+        """Return what `apart` keeps low; hostile members that are neighbours waste their influence."""
         return most_hostile_neighbours(chosen), graph.subgraph(chosen).number_of_edges()
 
-    return list(min((choices[i] for i in order), key=crowding))
+    shuffled = (choices[i] for i in order)
+    if cell.place == "together":
+        return list(max(shuffled, key=lambda chosen: most_hostile_neighbours(chosen) == 2))
+    return list(min(shuffled, key=crowding))
 
 
 # --- attacks ----------------------------------------------------------------------------------------
@@ -289,11 +286,9 @@ class Knowledge:
 
 Respond = Callable[[Array], Array | None]
 """Returns what the receiver's value would become if it received a value; None if it would refuse it."""
-Direction = Callable[[Knowledge, int, int], Array]
-"""A function of (knowledge, hostile sender, receiver) that returns the direction in which the attack wants to
-move the receiver."""
 Forge = Callable[[Knowledge, int, int], Array]
-"""A function of (knowledge, hostile sender, receiver) that returns the value to send."""
+"""A function of (knowledge, hostile sender, receiver) that returns the value to send, or the direction in
+which the attack wants to move the receiver."""
 
 
 def against_test(knowledge: Knowledge, sender: int, receiver: int) -> Array:
@@ -341,7 +336,7 @@ def _within_spread(knowledge: Knowledge) -> Array:
     return values.mean(axis=0) - 1.5 * values.std(axis=0)
 
 
-ADAPTIVE: Mapping[str, Direction] = {
+ADAPTIVE: Mapping[str, Forge] = {
     "drift, test set": against_test,
     "drift, own data": against_own_data,
     "drift, wrong labels": flipped_labels,
@@ -753,18 +748,10 @@ def bars(runs: Frame, costs: Frame) -> Frame:
     worst_of("label skew", "cost", SKEW_COST, "mean cost of the worst attack")
     cut_off = runs[runs["rule"] == "steady"]["cut off"].sum()
     rows.append(("pairs of honest neighbours cut off, all runs", float(cut_off), 0.0, ""))
-    return as_text(
-        frame_of(
-            {
-                "what": [what for what, *_ in rows],
-                "measured": [value for _, value, *_ in rows],
-                "at most": [bar for *_, bar, _ in rows],
-                "holds": ["yes" if value <= bar else "no" for _, value, bar, _ in rows],
-                "": [note for *_, note in rows],
-            }
-        ),
-        {"measured": ".3f", "at most": ".3f"},
-    )
+    what, measured, bar, notes = zip(*rows, strict=True)
+    holds = ["yes" if value <= most else "no" for _, value, most, _ in rows]
+    columns = {"what": what, "measured": measured, "at most": bar, "holds": holds, "": notes}
+    return as_text(frame_of(columns), {"measured": ".3f", "at most": ".3f"})
 
 
 def hostile_figure(folder: Path, records: Sequence[Record]) -> list[Path]:
@@ -779,11 +766,8 @@ def hostile_figure(folder: Path, records: Sequence[Record]) -> list[Path]:
         height=0.3 * len(attacks) + 1.6,
     )
     for index, rule in enumerate(dict.fromkeys(frame["rule"])):
-        rows = (
-            frame[frame["rule"] == rule]
-            .groupby("attack", observed=True)[["accuracy", "worst"]]
-            .mean()
-        )
+        of_rule = frame[frame["rule"] == rule].groupby("attack", observed=True)
+        rows = of_rule[["accuracy", "worst"]].mean()
         places = [attacks.index(attack) + 0.16 * (index - 1.5) for attack in rows.index]
         axes.hlines(places, rows["worst"], rows["accuracy"], color=COLOURS[index], alpha=0.5)
         axes.plot(

@@ -168,13 +168,13 @@ def train(
         order = torch.randperm(len(share.y), generator=generator)
         for batch in order.split(BATCH):
             loss = F.cross_entropy(module(share.x[batch]), labels[batch])
-            if proximal:
-                loss = loss + proximal / 2 * sum(
-                    (value - initial).square().sum()
-                    for value, initial in zip(parameters, start, strict=True)
-                )
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
+            for value, initial in zip(
+                parameters, start, strict=False
+            ):  # start is empty without penalty
+                assert value.grad is not None
+                value.grad.add_(value.detach() - initial, alpha=proximal)
             optimizer.step()
     return module
 

@@ -16,7 +16,7 @@ from ..arena.simulation import Simulation
 from ..config.tables import Config, Data, Model, Network, TaskEntry, Training
 from ..results import Record
 from ..study import EachCell, Frame, Job, Study, as_text, frame_of
-from ..study.sweep import Cell, Outcome, run_cells, stackable_batches
+from ..study.sweep import Cell, Outcome, load_for_runs, run_cells, stackable_batches
 from . import StudyEntry
 
 AUTO: Literal["auto"] = "auto"
@@ -87,7 +87,8 @@ def run_with_tests(cell: Cell, job: Job) -> Record:
     """
     config = cell.config
     by_mini_batch = config.model_copy(update={"every": 1, "gain": 0.0})
-    arena = Simulation.of(by_mini_batch, cell.source, warn=False).arena(job.threads)
+    simulation = Simulation.of(by_mini_batch, cell.source, warn=False, load_data=load_for_runs)
+    arena = simulation.arena(job.threads)
     tests: list[tuple[int, float]] = []
     for number in range(1, config.round_count * config.every + 1):
         if number % config.every:

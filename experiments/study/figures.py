@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -166,12 +167,13 @@ def save(figure: Figure, path: Path, dpi: int = 150) -> list[Path]:
     """
     # not with_suffix: the name may contain dots
     files = [path.with_name(path.name + suffix) for suffix in (".png", ".svg")]
-    png, svg = io.BytesIO(), io.BytesIO()
+    svg, pixels = io.BytesIO(), FigureCanvasAgg(figure)
+    figure.set_dpi(dpi)
+    pixels.draw()  # not savefig, which would draw once more to lay the figure out
+    figure.set_layout_engine(None)  # laid out already
     with mpl.rc_context({"svg.hashsalt": "gossamer"}):
-        figure.savefig(png, format="png", dpi=dpi)
-        figure.set_layout_engine("none")  # laid out already: again would take as long as drawing
         figure.savefig(svg, format="svg", metadata={"Date": None})
-    write_bytes(files[0], with_palette(png))
+    write_bytes(files[0], with_palette(pixels))
     write_bytes(files[1], svg.getvalue().replace(b"<defs>", b"<defs>" + _DARK_STYLE, 1))
     return files
 
@@ -183,12 +185,12 @@ _DARK_STYLE = (
 """Inverts lightness and keeps hues: dark grey behind light letters, and lines in their colours."""
 
 
-def with_palette(picture: io.BytesIO) -> bytes:
-    """Return a PNG with at most 256 colours, from one with any number of them."""
+def with_palette(drawn: FigureCanvasAgg) -> bytes:
+    """Return what was drawn as a PNG with at most 256 colours."""
     from PIL import Image
 
     small = io.BytesIO()
-    with Image.open(picture) as image:
-        few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-        few.save(small, "png", optimize=True)
+    image = Image.fromarray(np.asarray(drawn.buffer_rgba()))
+    few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    few.save(small, "png", optimize=True)
     return small.getvalue()

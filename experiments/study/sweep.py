@@ -27,6 +27,7 @@ from ..cli import console
 from ..config.named_files import fingerprint, refuse_changed
 from ..config.needs import refuse_forever, refuse_unused_axes, warn_unused_in_sweep
 from ..config.tables import Config, ConfigError, parse_config
+from ..data import Dataset, PeerDatasets, load_once, load_or_stream
 from ..results import Record
 from . import Frame, Job, Study, StudyCell, as_text, frame_of, key_of
 
@@ -205,7 +206,8 @@ def outcome(config: Config, source: str = "config", threads: int = 1) -> Outcome
     config = config.model_copy(update={"test_every": config.round_count, "gain": 0.0})
     if config.time is not None:
         return _outcome_in_virtual_time(config, source, threads)
-    simulation = Simulation.of(config, source, warn=False)  # the sweep warns once, for all runs
+    # The sweep warns once, for all runs.
+    simulation = Simulation.of(config, source, warn=False, load_data=load_for_runs)
     arena = simulation.arena(threads)
     result = Outcome.of(list(simulation.rounds(arena))[-1].tests)
     if (sharing := arena.sharing) is None:
@@ -213,6 +215,11 @@ def outcome(config: Config, source: str = "config", threads: int = 1) -> Outcome
     if sharing.reason:
         console.warn(f"{source}: everything stays shared as it is: {sharing.reason}")
     return replace(result, decisions=tuple(sharing.sentences()))
+
+
+def load_for_runs(name: str, **options: Any) -> Dataset | PeerDatasets:
+    """Load a data set and keep it for this process's next run; what a user's function makes is not kept."""
+    return load_or_stream(name, **options) if ":" in name else load_once(name)
 
 
 def _outcome_in_virtual_time(config: Config, source: str, threads: int) -> Outcome:
@@ -241,7 +248,7 @@ def outcomes(configs: Sequence[Config], sources: Sequence[str], threads: int = 1
     weights: list[float] = []
     counts: list[int] = []
     for number, (config, source) in enumerate(zip(configs, sources, strict=True)):
-        members = Swarm(config, source).members()
+        members = Swarm(config, source, load_for_runs).members()
         names = sorted({model for member in members for model in member.network.models})
         rename = {name: f"run-{number}.model-{index}" for index, name in enumerate(names)}
         learners += [

@@ -61,9 +61,10 @@ CARD_INTERVAL: Final = 12 * 3600.0
 """Seconds after which our card is issued again: well before `MAX_CARD_AGE`, when others refuse it."""
 EXCHANGE_INTERVAL: Final = 24 * 3600.0
 """Seconds between renewals of our exchange key: a stolen key opens at most that much recorded traffic."""
-HARMLESS_CAUSES: Final = ("behind", "ahead", "unanswered")
-"""Causes of a refusal that are logged as information, not as warnings, because they are no attack: revocation
-lists take a moment to spread, and a crashed peer leaves its retained status at the broker."""
+HARMLESS_CAUSES: Final = ("behind", "ahead", "unanswered", "stale")
+"""Causes of a refusal that are counted, and logged for debugging only, because they belong to every restart:
+revocation lists take a moment to spread, a crashed peer leaves its retained status at the broker, the broker
+repeats what it has retained, and others may still send to the keys of a session that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,13 +524,13 @@ class SwarmSecurity:
         return None
 
     def _refuse(self, error: TrustError, where: str) -> None:
-        """Count a refusal; log the 1st, 2nd, 4th, 8th … of the same cause."""
+        """Count a refusal; log the 1st, 2nd, 4th, 8th … of the same cause, if it may be an attack."""
         cause = f"untrusted-{error.cause}"
         self.counters[cause] += 1
         count = self.counters[cause]
         if should_log_repeat(count):
             _log.log(
-                logging.INFO if error.cause in HARMLESS_CAUSES else logging.WARNING,
+                logging.DEBUG if error.cause in HARMLESS_CAUSES else logging.WARNING,
                 "peer %s refused %s: %s: %s (%d so far)",
                 self.name, where, error.cause, error, count,
             )  # fmt: skip

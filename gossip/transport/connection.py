@@ -218,7 +218,10 @@ class BrokerConnection:
             ):  # aiomqtt has the CONNACK and is about to return, or to raise an error
                 await asyncio.wait((connecting,))
             if not connecting.done():  # aiomqtt would wait for its timeout
-                raise aiomqtt.MqttError("the broker closed the connection before it answered")
+                hint = "" if self._address.tls else "; if it uses TLS, write mqtts:// or wss://"
+                raise aiomqtt.MqttError(
+                    f"the broker closed the connection before it answered{hint}"
+                )
             await connecting
             self._opened = True
         except BaseException as error:

@@ -5,7 +5,9 @@ trained in place, in their rows of the stack. Small ones are first packed (copie
 batched products of small matrices are fast only if each layer is contiguous. Any other module runs under
 torch's vmap.
 
-The functions of the kernel, the training loop of chains, are written in the subset of Python that
+With numba installed, plain SGD of chains runs in another kernel, one network after the other: see fused.py.
+
+The functions of torch's kernel, the training loop of chains, are written in the subset of Python that
 TorchScript compiles. Compiled, all steps of some peers between two averagings are one call that does not
 hold Python's global interpreter lock. Without TorchScript (it is deprecated) the same functions run as
 ordinary Python, more slowly.
@@ -27,18 +29,29 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cache
+from importlib import import_module
+from itertools import accumulate, pairwise
 from math import nan, prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from .. import IsCorrect, Loss, Metrics, SlicedNetwork, cross_entropy, squared_error
+from .. import (
+    IsCorrect,
+    Loss,
+    Metrics,
+    SlicedNetwork,
+    cross_entropy,
+    decision_threshold,
+    squared_error,
+)
 from ..optimizers import PlainRule, UpdateRule
 from . import plan
 
@@ -395,6 +408,15 @@ def has_hooks(module: nn.Module) -> bool:
     return any(v for key, v in attributes if key.endswith("hooks") and "state_dict" not in key)
 
 
+@cache
+def fused_kernel() -> Any:
+    """Return the module fused.py; None without numba, or where numba cannot store what it compiles."""
+    try:
+        return import_module(".fused", __package__)
+    except (ImportError, RuntimeError):
+        return None
+
+
 class ChainEngine:
     """Runs chains of Linear layers and activations as batched matrix products."""
 
@@ -403,8 +425,36 @@ class ChainEngine:
         self._shapes = [shape if len(shape) == 2 else (1, *shape) for shape in chain.shapes]
         self._sizes = [prod(shape) for shape in chain.shapes]
         self._loss = 0 if loss is squared_error else 1
-        cells = sum(chain.shapes[layer[0]][0] for layer in chain.layers)
-        self.activations = 2 * cells + chain.shapes[0][1]
+        widths = [chain.shapes[layer[0]][0] for layer in chain.layers]
+        self.activations = 2 * sum(widths) + chain.shapes[0][1]
+        begins = [0, *accumulate(self._sizes)]
+        places = [[begins[w], begins[b] if b >= 0 else -1] for w, b, *_ in chain.layers]
+        # The network as fused.py describes it; None if it has PReLUs or a single output.
+        self._fused: tuple[Any, ...] | None = None
+        if widths[-1] > 1 and all(layer[2] != 4 for layer in chain.layers):
+            functions = [layer[2] for layer in chain.layers]
+            described = ([chain.shapes[0][1], *widths], places, functions)
+            self._fused = tuple(np.array(each, np.int64) for each in described)
+
+    def is_fused(self, values: Tensor, job: TrainingJob) -> bool:
+        """Return whether the compiled kernel can do a job; see `train_fused`."""
+        fits = values.device.type == "cpu" and values.dtype == torch.float32
+        if not fits or self._fused is None or not isinstance(job.rule, PlainRule):
+            return False
+        low, high = job.labels.aminmax()  # the kernel does not check them, and torch does
+        return int(low) >= 0 and int(high) < self._fused[0][-1] and fused_kernel() is not None
+
+    def train_fused(self, values: Tensor, rows: Sequence[int], job: TrainingJob) -> list[Metrics]:
+        """Train some rows of a stack in place with the compiled kernel."""
+        assert self._fused is not None
+        assert isinstance(job.rule, PlainRule)
+        priors = job.pool.new_empty(0, 0) if job.priors is None else job.priors
+        totals, counts = fused_kernel().train(
+            values.numpy(), np.asarray(rows), *self._fused, job.pool.flatten(1).numpy(), job.index.numpy(),
+            job.labels.numpy(), np.array(job.ends), self._loss, job.mean, job.rule.rate, priors.numpy(),
+        )  # fmt: skip
+        pairs = zip(totals.tolist(), counts.tolist(), strict=True)
+        return [Metrics(total, count, job.labels.shape[1]) for total, count in pairs]
 
     def train(self, rows: Tensor, state: list[Tensor], job: TrainingJob) -> Tensor:
         stacked = [rows, *state]
@@ -578,8 +628,7 @@ def score(
     if peer_axis:
         labels = labels.view(peers, outputs.shape[0], -1).transpose(0, 1).contiguous()
     if classes == 1:
-        threshold = 0.0 if loss is cross_entropy else 0.5
-        correct = (outputs[..., 0] > threshold) == (labels > 0)
+        correct = (outputs[..., 0] > decision_threshold(loss)) == (labels > 0)
     else:
         correct = _is_label_largest(outputs, labels)
     if loss is squared_error:  # the same value, computed without one-hot labels

@@ -468,9 +468,13 @@ class SgdGroup(StackedGroup):
         mean, ends = first.reduction == "mean", self._step_ends(repeats)
         priors = self._priors(rows)
         job = TrainingJob(inputs.rows, index, drawn_labels, ends, rule, mean, steps_taken, priors)
-        with self._selected(rows, *self._states.values) as (values, *state):
-            outputs = self._engine.train(values, state, job)
-        metrics = score(outputs, drawn_labels, first.loss, first.right)
+        engine = self._engine
+        if isinstance(engine, ChainEngine) and engine.is_fused(self._values, job):
+            metrics = engine.train_fused(self._values, rows, job)
+        else:
+            with self._selected(rows, *self._states.values) as (values, *state):
+                outputs = engine.train(values, state, job)
+            metrics = score(outputs, drawn_labels, first.loss, first.right)
         for learner, of_peer in zip(learners, metrics, strict=True):
             learner.advance_schedule(of_peer, stacked=True)
         return self._with_indices(rows, metrics)
@@ -605,8 +609,11 @@ def _group_rows(
 ) -> list[tuple[Key, list[int]]]:
     """Group rows by `keys[row]`; groups are in the order of their first row."""
     groups: dict[Key, list[int]] = {}
+    last, group = None, list[int]()
     for row in rows:
-        groups.setdefault(keys[row], []).append(row)
+        if (key := keys[row]) != last:  # comparing is faster than hashing, and most keys are equal
+            last, group = key, groups.setdefault(key, [])
+        group.append(row)
     return list(groups.items())
 
 

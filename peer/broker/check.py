@@ -39,7 +39,7 @@ WAIT = 4.0
 LONGEST = 30.0
 """Seconds for the broker to deliver a packet of any size."""
 RATE_SECONDS = 1.0
-"""Seconds for which packets are sent to measure how many arrive."""
+"""Seconds for which packets are sent to measure how many arrive, if nothing else is asked for."""
 FLOOD_BYTES = 24 << 20
 """Bytes that are sent to a client that does not read."""
 SIZES = tuple(1 << power for power in range(24, 9, -1))
@@ -64,18 +64,22 @@ async def check_broker(
     swarm: str,
     name: str,
     warn: Callable[[str], None] = lambda _: None,
+    *,
+    rate_seconds: float = RATE_SECONDS,
 ) -> list[Finding]:
     """Return what a broker, or a cluster, offers to a peer of this name in this swarm.
 
     The peer must not be running, as its card and status are overwritten. warn: called with a line of text
-    before each check. Raises TransportError if there is no connection at all.
+    before each check. rate_seconds: for how long packets are sent to measure how many arrive. Raises
+    TransportError if there is no connection at all.
     """
     Address.parse_all(broker.url)
-    return await _Check(broker, swarm, name).run(warn)
+    return await _Check(broker, swarm, name, rate_seconds).run(warn)
 
 
 class _Check:
-    def __init__(self, broker: BrokerAddress, swarm: str, name: str) -> None:
+    def __init__(self, broker: BrokerAddress, swarm: str, name: str, rate_seconds: float) -> None:
+        self._rate_seconds = rate_seconds
         self._nodes = [broker.updated(url=url) for url in split_urls(broker.url)]
         self._node = self._nodes[0]
         self._card, self._status = topics.card(swarm, name), topics.status(swarm, name)
@@ -322,8 +326,8 @@ class _Check:
             start, payload = time.monotonic(), bytes(size)
             messages = client.messages()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RATE_SECONDS + 2 * WAIT):
-                    while time.monotonic() < start + RATE_SECONDS:
+                async with asyncio.timeout(self._rate_seconds + 2 * WAIT):
+                    while time.monotonic() < start + self._rate_seconds:
                         while sent - received < on_its_way:
                             await client.publish(self._inbox, payload)
                             sent += 1

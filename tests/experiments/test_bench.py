@@ -21,8 +21,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils import parameters_to_vector
 
-from gossamer.experiments.arena import Arena
-from gossamer.experiments.bench import Row, median_seconds, models, run_benchmarks
+from gossamer.experiments.arena import Arena, peak_memory
+from gossamer.experiments.bench import (
+    Row,
+    in_own_process,
+    median_seconds,
+    models,
+    run_benchmarks,
+)
 from gossamer.experiments.bench.arena import (
     SwarmCost,
     TorchLoop,
@@ -164,6 +170,15 @@ def test_traffic_is_counted_once_per_receiver() -> None:
     assert all(f"p{i}" not in traffic.neighbours(i) for i in range(16))
     for i, j in ((0, 15), (3, 5)):
         assert (f"p{j}" in traffic.neighbours(i)) == (f"p{i}" in traffic.neighbours(j))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_the_peak_memory_of_a_process_is_not_that_of_the_one_that_started_it() -> None:
+    with mmap(-1, 512 << 20, flags=MAP_PRIVATE | MAP_ANONYMOUS) as block:
+        for page in range(0, len(block), 4096):
+            block[page] = 1
+        assert peak_memory() > 512 << 20
+        assert in_own_process(peak_memory) < 512 << 20
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")

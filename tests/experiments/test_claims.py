@@ -48,12 +48,12 @@ AS_IN_THE_PAPER: dict[str, Figure] = {
             (100, 200),
             {
                 "no averaging": constant(0.5),
-                "784-250-80-62": constant(0.7),
+                f"784-250-80-{classes}": constant(0.7),
                 "784-300-100-0": constant(0.6),
                 "auto": constant(0.7),
             },
         )
-        for v in "amd"
+        for v, classes in (("a", 62), ("m", 47), ("d", 10))
     },
     **{
         f"femnist-peers-{v}": curves(
@@ -88,7 +88,7 @@ AS_IN_THE_PAPER: dict[str, Figure] = {
     "semi-local": curves(
         (25, 150),
         {
-            NONE: constant(0.5),
+            NONE: constant(0.52),
             ALL: constant(0.55),
             EACH: constant(0.6),
             PART: constant(0.61),
@@ -207,8 +207,10 @@ BOTH_KINDS: dict[str, tuple[Figure, Figure]] = {
                         FEDAVG: (0.8, 0.7), "downpour SGD": (0.9, 0.9)}),
     ),
     "pfnm-sensitivity": (
-        panels((25,), {"PFNM": (0.9,), "PFNM σ0²=1": (0.905,), "PFNM γ0=10": (0.895,), "PFNM σ²=2": (0.9,)}),
-        panels((25,), {"PFNM": (0.9,), "PFNM σ0²=1": (0.5,), "PFNM γ0=10": (0.89,), "PFNM σ²=2": (0.4,)}),
+        panels((25,), {"PFNM": (0.9,), "PFNM σ0²=1": (0.905,), "PFNM γ0=10": (0.895,), "PFNM σ²=2": (0.9,),
+                       "PFNM σ0²=100": (0.9,), "PFNM γ0=0.1": (0.9,), "PFNM σ²=0.5": (0.9,)}),
+        panels((25,), {"PFNM": (0.9,), "PFNM σ0²=1": (0.5,), "PFNM γ0=10": (0.89,), "PFNM σ²=2": (0.4,),
+                       "PFNM σ0²=100": (0.9,), "PFNM γ0=0.1": (0.9,), "PFNM σ²=0.5": (0.9,)}),
     ),
     "pfnm-table": (
         panels((10,), {"local": (0.6,), AVERAGED: (0.4,), FEDAVG: (0.6,), "PFNM": (0.8,),
@@ -230,8 +232,9 @@ BOTH_KINDS: dict[str, tuple[Figure, Figure]] = {
     ),
     "magi-figure2": (
         table(("0", "0.5", "1"), {"1 hidden": (8000, 4500, 1000), "2 hidden": (9000, 6000, 3000),
-                                  "1 hidden, accuracy": (0.8, 0.8, 0.8)}),
-        table(("0", "0.5", "1"), {"1 hidden": (8000, 9000, 8500), "2 hidden": (9000, 9500, 9400)}),
+                                  "3 hidden": (9000, 6000, 3000), "1 hidden, accuracy": (0.8, 0.8, 0.8)}),
+        table(("0", "0.5", "1"), {"1 hidden": (8000, 9000, 8500), "2 hidden": (9000, 9500, 9400),
+                                  "3 hidden": (9000, 9500, 9400)}),
     ),
     "fednp-toy": (
         table(("error",), {"FedAvg": (116.0,), "FedNP": (72.0,), "FedNP, z frozen": (90.0,)}),
@@ -308,6 +311,7 @@ def test_claims_do_not_hold_for_the_opposite(name: str) -> None:
         "affected by",
         "hardly affected",
         "severely affected",
+        "(Control.)",
     }
     for claim in CLAIMS[name]:
         if not any(words in claim.text for words in flat):
@@ -322,6 +326,13 @@ def test_an_effect_is_seen_where_a_claim_says_that_there_is_none() -> None:
     figure = {**AS_IN_THE_PAPER["layouts"], ("4 layers: 784-300-100-0", 10): 0.6}
     verdicts = {c.text: c.decide(points_of(figure)).verdict for c in CLAIMS["layouts"]}
     assert verdicts["and is less affected by the difference rate than level 80"] == FAILS
+
+
+@pytest.mark.parametrize(("name", "line"), [("convergence", "0"), ("semi-local", NONE)])
+def test_a_control_tells_that_networks_have_not_learnt_yet(name: str, line: str) -> None:
+    low = {key: 0.2 if key[0] == line else y for key, y in AS_IN_THE_PAPER[name].items()}
+    (control,) = (claim for claim in CLAIMS[name] if claim.text.startswith("(Control.)"))
+    assert control.decide(points_of(low)).verdict == FAILS
 
 
 def test_there_are_forty_claims_about_studies_that_exist() -> None:

@@ -76,14 +76,10 @@ def device(tmp_path: Path) -> Path:
     [
         ("broker", "gossamer.experiments"),
         ("broker", "typer"),
-        ("broker", "gossamer.experiments.cli.live"),
         ("broker", "gossamer.peer.broker.broker"),
         ("simulate", "pydantic"),
-        ("simulate", "torch.torch_version"),
-        ("simulate", "gossamer.experiments.arena"),
         ("swarm", "torch.torch_version"),
         ("join", "torch.torch_version"),
-        ("demo", "torch.torch_version"),
         ("demo", "numpy"),
     ],
 )

@@ -36,7 +36,6 @@ def run(setup: SetUp, folder: Path) -> Run:
 @pytest.mark.parametrize(
     "choices",
     [
-        {},
         {"leave": 5.0, "lost": 10.0},
         {"tasks": list(TASKS)[1], "sharing": list(SHARING)[3], "data": list(DATA)[1]},
     ],

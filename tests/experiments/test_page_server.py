@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import http.client
 import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import replace
@@ -18,15 +20,30 @@ from page_kit import write_live, write_run
 
 from gossamer.experiments import ConfigError
 from gossamer.experiments.page import (
+    History,
     LiveSource,
+    Observation,
     PlaybackSource,
     is_loopback,
     read_folders,
     serve_page,
 )
 from gossamer.experiments.page.figures import Panels
+from gossamer.experiments.page.history import Event
 from gossamer.experiments.page.server import build_page, host_in_url
+from gossamer.experiments.page.style import LEGEND_ROW
 from gossamer.peer import ObservedPeer, Summary, SwarmState, TimelineEvent
+
+
+def test_a_watcher_loads_neither_torch_nor_what_draws_files() -> None:
+    heavy = ("torch", "matplotlib", "scipy.optimize", "pandas")
+    code = (
+        "import sys; from gossamer.peer import Observer; "
+        "from gossamer.experiments.page import LiveSource, serve_page; "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def visit(tmp_path: Path, token: str | None, visits: Callable[[str], Awaitable[None]]) -> None:
@@ -188,7 +205,7 @@ def test_live_swarm_becomes_a_history() -> None:
     now[0] = 1002.0
     source.poll()
     history = source.history
-    assert history.links == {("ben", "anna")}
+    assert history.links == {("anna", "ben")}
     assert history.mean.y == [0.5]
     assert history.peers["anna"].gain == pytest.approx(0.1)
     assert [(event.time, event.peer) for event in history.events] == [(-10.0, "anna")]
@@ -230,6 +247,46 @@ def test_links_are_as_thick_as_what_was_sent_over_them() -> None:
     source.history.peers["a"].bytes_to = {}
     panels.update(source.history)
     assert "estimated" in panels.roots["graph"].title.text
+
+
+def test_peers_stand_in_natural_order_and_a_clicked_one_stays_chosen() -> None:
+    history = History("garden")
+    for name in ("bed-10", "bed-2"):
+        history.apply(Observation(name, 1.0, accuracy=0.5))
+    panels = Panels(history)
+    assert panels.peers.data["peer"] == panels.lines.data["peer"] == ["bed-2", "bed-10"]
+    panels.peers.selected.indices = [1]
+    history.apply(Observation("annex", 2.0, accuracy=0.5))
+    panels.update()
+    assert panels.peers.data["peer"] == ["annex", "bed-2", "bed-10"]
+    assert panels.peers.selected.indices == [2]
+
+
+def test_what_a_peer_sent_before_it_was_restarted_counts() -> None:
+    history = History("garden")
+    for time, sent in enumerate((3_000_000, 5_000_000, 1_000_000, 4_000_000)):
+        history.apply(Observation("anna", float(time), bytes=sent))
+        history.sample(float(time))
+    assert history.sent.y == [3.0, 5.0, 6.0, 9.0]
+
+
+def test_figures_grow_with_their_legends() -> None:
+    history = History("garden")
+    panels = Panels(history)
+    before = panels.roots["disagreement"].height
+    history.apply(Observation("anna", 0.0, disagreement={f"group-{i}": 0.1 for i in range(7)}))
+    history.sample(0.0)
+    panels.update()
+    assert panels.roots["disagreement"].height == before + 2 * LEGEND_ROW
+
+
+def test_marks_at_both_ends_of_the_timeline_are_whole() -> None:
+    history = History("garden", origin=1000.0)
+    for time in (-60.0, 0.0):
+        history.record(Event(time, "joined", "anna", "joined garden"))
+    shown = Panels(history).roots["timeline"].x_range
+    assert shown.start < -60.0
+    assert shown.end > 1.0
 
 
 def test_matching_is_seen_in_the_timeline() -> None:

@@ -63,11 +63,23 @@ def test_live_run_shows_who_was_killed_and_who_left(tmp_path: Path) -> None:
     states = {name: (peer.state, peer.reason) for name, peer in history.peers.items()}
     assert states["0"][0] == states["3"][0] == "done"
     assert states["1"] == ("dead", "peer 1 was killed by signal 9; it is not restarted")
-    assert states["2"] == ("left", "left: it was asked to leave")
+    assert states["2"] == ("left", "it was asked to leave")
     assert set(history.accuracies()) == {"0", "3"}
     assert history.links == {("0", "1"), ("1", "2"), ("2", "3")}
     assert history.disagreement["global"].y[-1] == pytest.approx(0.1 / 6)
     assert [event.kind for event in history.events].count("joined") == 4
+
+
+def test_peers_that_were_stopped_together_did_not_leave(tmp_path: Path) -> None:
+    """The run was interrupted: what they had reached is its result."""
+    folder = write_live(tmp_path / "run")
+    for name in ("0", "3"):
+        report = {"peer": name, "ended": "left", "reason": "it was told to stop", "accuracy": 0.7}
+        (folder / f"{name}.report.json").write_text(json.dumps(report))
+    (run,) = read_folders([folder])
+    history = run.history()
+    assert set(history.accuracies()) == {"0", "3"}
+    assert [event.peer for event in history.events if event.kind == "left"] == ["2"]
 
 
 def test_history_up_to_a_moment(tmp_path: Path) -> None:
@@ -105,6 +117,8 @@ def test_methods_of_a_comparison_become_curves(tmp_path: Path) -> None:
     (folder / "runs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     html, _ = report(tmp_path, folder)
     assert "mean accuracy by round" in html
+    assert '"LogScale"' in html  # of the bytes, which begin after the start, when none were sent
+    assert re.findall(r'\["xs",\[(\[[^]]*\])', html) == ["[0.0,1.0]", "[0.0001]"]
     lines = re.findall(r'\["method",(\[[^]]*\])', html)
     assert lines == ['["fedavg","local"]', '["fedavg"]']  # by rounds; by bytes, without the bound
 
@@ -215,6 +229,8 @@ def test_only_a_long_run_leaves_a_report_unasked(
     console.leave_report(folder, took=console.REPORT_AFTER - 1)
     assert f"gossamer report {folder}" in capsys.readouterr().out.replace("\n", "")
     assert not (folder / "report.html").exists()
+    console.leave_report(folder, took=console.REPORT_AFTER, find=lambda name: None)
+    assert "pip install 'gossamer[page]', then gossamer report" in capsys.readouterr().out
     console.leave_report(folder, took=console.REPORT_AFTER)
     assert f"wrote {folder / 'report.html'}" in capsys.readouterr().out.replace("\n", "")
     assert (folder / "report.html").exists()
@@ -249,12 +265,13 @@ def test_parts_of_other_runs_are_not_joined(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["run.json", "config.json", "peers.json"])
+@pytest.mark.parametrize("name", ["run.json", "config.json", "peers.json", "metrics.jsonl"])
 def test_damaged_file_of_a_folder_is_named(tmp_path: Path, name: str) -> None:
     folder = write_run(tmp_path / "run")
     (folder / name).write_text((folder / name).read_text()[:-3])
     _, problems = report(tmp_path, folder)
     assert (
-        f"{folder}: {name} is damaged, perhaps half written; what it says is left out" in problems
+        f"{folder}: {name} is damaged, perhaps half written; what cannot be read is left out"
+        in problems
     )
     assert not any("older version" in line for line in problems)

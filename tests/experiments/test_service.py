@@ -31,12 +31,17 @@ def values(text: str) -> dict[str, str]:
 
 
 def test_a_unit_runs_join_and_is_not_restarted_in_vain(service, tmp_path: Path) -> None:
-    Path("greenhouse 1.gossamer").write_text("{}")
-    result = service("greenhouse 1.gossamer", "--entry", "my_device:make", "--memory", "512M")
+    """It runs where the command was given, in which `join` finds the module and the results so far."""
+    Path("garden").mkdir()
+    Path("garden/greenhouse 1.gossamer").write_text("{}")
+    Path("my_device.py").write_text("")
+    result = service(
+        "garden/greenhouse 1.gossamer", "--entry", "my_device:make", "--memory", "512M"
+    )
     assert result.exit_code == 0, result.output
     assert "systemctl enable --now gossamer-greenhouse_1" in result.output.replace("\n", " ")
     unit = values((tmp_path / "gossamer-greenhouse_1.service").read_text())
-    file = tmp_path.resolve() / "greenhouse 1.gossamer"
+    file = tmp_path.resolve() / "garden" / "greenhouse 1.gossamer"
     assert unit["ExecStart"] == (
         f'"{sys.executable}" "-m" "gossamer" "join" "{file}" "--entry" "my_device:make"'
     )
@@ -58,13 +63,14 @@ def test_a_device_with_a_toml_file_names_broker_and_swarm(service, tmp_path: Pat
     [
         (("nowhere.gossamer",), "nowhere.gossamer: there is no such file"),
         (("a.gossamer",), "a.gossamer: --entry is missing"),
+        (("a.gossamer", "--entry", "no_device:make"), "no module 'no_device' in this folder"),
         (("a.gossamer", "--entry", "m:f", "--swarm", "s"), "a.gossamer: leave out --swarm"),
         (("peer.toml", "--swarm", "s"), "peer.toml: --broker is missing"),
         (("a.gossamer", "--entry", "m:f", "--memory", "much"), "--memory much: write a number"),
     ],
 )
 def test_mistakes_are_one_line(service, words: tuple[str, ...], text: str) -> None:
-    for name in ("a.gossamer", "peer.toml"):
+    for name in ("a.gossamer", "peer.toml", "m.py"):
         Path(name).write_text("")
     result = service(*words)
     assert result.exit_code != 0

@@ -43,34 +43,28 @@ DIFFERENT_STARTS = {
 TRUST: dict[str, Any] = {"trust": {"kind": "swarm"}}
 MASKED = {"gossip": {"mode": "rounds"}, "trust": {"kind": "swarm", "private": {"global": 64.0}}}
 
+TOGETHER: dict[str, Any] = {
+    "rounds": 7,
+    "every": 2,
+    "test_every": 3,
+    "weights": "samples",
+    "callbacks": ["gossamer.models:EarlyStopping"],
+    "gossip": {
+        "banned": ["eve"], "fraction": 0.25, "dtype": "float64", "drift": {"global": 0.05}, "lease": 77,
+        "asleep": 7, "silence": 3, "start_timeout": 7, "settle_tolerance": 0.01, "settle_timeout": 7,
+        "leave_timeout": 7, "checkpoint": False, "save_every": 7, "save_network_every": 7, "tick": 0.5,
+    },
+}  # fmt: skip
+"""Settings that one config can have together."""
 CASES: dict[str, dict[str, Any]] = {
-    "rounds": {"rounds": 7},
-    "every": {"every": 2},
-    "test_every": {"test_every": 3},
-    "weights": {"weights": "samples"},
+    **dict.fromkeys([*TOGETHER.keys() - {"gossip"}, *TOGETHER["gossip"]], TOGETHER),
     "gain": {"gain": 1.0},
-    "callbacks": {"callbacks": ["gossamer.models:EarlyStopping"]},
     "sharing": {"sharing": "auto", "models": []},
     "prior": {"training": {"prior": "auto"}},
     "mode": {"gossip": {"mode": "rounds"}},
-    "banned": {"gossip": {"banned": ["eve"]}},
     "robust": {"gossip": {"mode": "rounds", "robust": "trimmed"}},
     "hostile": {"gossip": {"mode": "steady", "hostile": 1}, "peers": 6},
-    "fraction": {"gossip": {"fraction": 0.25}},
-    "dtype": {"gossip": {"dtype": "float64"}},
     "compress": {"gossip": {"compress": "int8"}},
-    "drift": {"gossip": {"drift": {"global": 0.05}}},
-    "lease": {"gossip": {"lease": 77}},
-    "asleep": {"gossip": {"asleep": 7}},
-    "silence": {"gossip": {"silence": 3}},
-    "start_timeout": {"gossip": {"start_timeout": 7}},
-    "settle_tolerance": {"gossip": {"settle_tolerance": 0.01}},
-    "settle_timeout": {"gossip": {"settle_timeout": 7}},
-    "leave_timeout": {"gossip": {"leave_timeout": 7}},
-    "checkpoint": {"gossip": {"checkpoint": False}},
-    "save_every": {"gossip": {"save_every": 7}},
-    "save_network_every": {"gossip": {"save_network_every": 7}},
-    "tick": {"gossip": {"tick": 0.5}},
     "exchanges": {"topology": "ring", "peers": 5, "gossip": {"mode": "rounds"}},
     "neighbours": {"topology": "ring", "peers": 5},
     "hops": {"topology": "ring", "peers": 5},
@@ -197,17 +191,20 @@ def test_every_setting_has_a_case() -> None:
     assert LINK.keys() == LinkSettings.model_fields.keys()
 
 
-@pytest.mark.parametrize("key", CASES)
+@pytest.mark.parametrize(
+    "changes", {id(case): case for case in CASES.values()}.values(), ids=lambda one: "+".join(one)
+)
 def test_swarm_join_and_a_child_process_give_a_peer_the_same_settings(
-    tmp_path: Path, key: str
+    tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     specs = []
-    for swarm, join, _, _ in both(tmp_path, CASES[key]):
+    for swarm, join, _, _ in both(tmp_path, changes):
         assert join == swarm
         specs.append(swarm)
-    default = Settings.model_fields[key].default
-    # Else the case would test nothing.
-    assert any(getattr(spec.settings, key) != default for spec in specs)
+    for key in (key for key, case in CASES.items() if case is changes):
+        default = Settings.model_fields[key].default
+        # Else the case would test nothing.
+        assert any(getattr(spec.settings, key) != default for spec in specs), key
     host = ProcessSpec(BROKER, "out", specs)
     host.write(tmp_path / "host.json")
     assert ProcessSpec.read(tmp_path / "host.json") == host

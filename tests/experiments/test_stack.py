@@ -18,7 +18,7 @@ from gossamer.models import IsCorrect, Learner, SgdLearner
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_perceptron_after_many_steps(optimizer: str) -> None:
     # 10 local samples in batches of 4, 4 and 2: 3 steps a round.
-    assert_same(lambda: perceptrons(optimizer=OPTIMIZERS[optimizer]), rounds=12)
+    assert_same(lambda: perceptrons(optimizer=OPTIMIZERS[optimizer]), rounds=6)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])

@@ -10,7 +10,9 @@ import pytest
 from gossamer.experiments.arena import Arena, LearningSimulation, Simulation, Steady, Wire
 from gossamer.experiments.config.tables import Config, ConfigError
 from gossamer.experiments.graphs.swarm import steady_graph
+from gossamer.experiments.live.layout import plan
 from gossamer.models import ModelError
+from gossamer.peer import BrokerAddress
 
 
 def config(**changes: Any) -> Config:
@@ -54,6 +56,16 @@ def test_peers_learn_from_each_other_in_virtual_time_and_one_seed_is_one_result(
         assert gossiper.counters["credited"] > 10
 
 
+def test_peers_count_by_their_samples_on_request():
+    data = {"set": "digits", "partition": "dirichlet", "alpha": 1.0, "total": 400}
+    run = LearningSimulation(config(data=data, weights="samples", time={}))
+    gossiper, (other, *_) = run.events.gossipers[0], run.events.gossipers[0].neighbours("global")
+    theirs = run.events.gossipers[int(other)].injected("global")
+    assert gossiper.claimed_weight(other) == theirs != gossiper.injected("global")
+    run.run()
+    assert run.tests.mean(run.seconds).accuracy > 0.6
+
+
 def test_private_parts_stay_in_place_when_values_are_scored():
     partial = {"name": "global", "share": 0.5}
     settings = config(models=[partial], time={})
@@ -88,7 +100,6 @@ def test_a_returning_peer_starts_from_the_median_of_others(tmp_path):
         ({"topology": "one-peer-exponential"}, "neighbours change before they are known"),
         ({"gossip": {"compress": "int8"}}, "'gossip.compress': not with gossip.mode = 'steady'"),
         ({"gossip": {"drift": 0.1}}, "'gossip.drift': not with"),
-        ({"weights": "samples"}, "every peer counts once"),
         ({"models": [{"name": "global", "layout": "64-16-10", "matching": "align"}]}, "matching"),
     ],
 )
@@ -112,12 +123,14 @@ def test_peers_do_not_decide_what_they_share_in_it():
 
 
 def test_a_directed_graph_is_refused_with_the_reason(tmp_path):
-    graph = nx.DiGraph(nx.circulant_graph(8, [1, 2]))
-    nx.write_edgelist(graph, tmp_path / "graph.edgelist", data=False)
-    nx.write_graphml(graph, tmp_path / "graph.graphml")
-    settings = config(topology=str(tmp_path / "graph.graphml"))
-    with pytest.raises(ConfigError, match="cannot choose whom it listens to"):
-        Simulation.of(settings)
+    for graph in (
+        nx.DiGraph(nx.circulant_graph(8, [1, 2])),
+        nx.gn_graph(8),
+    ):  # the second has no way back
+        nx.write_graphml(graph, tmp_path / "graph.graphml")
+        settings = config(topology=str(tmp_path / "graph.graphml"))
+        with pytest.raises(ConfigError, match="cannot choose whom it listens to"):
+            Simulation.of(settings)
 
 
 def test_peers_with_few_neighbours_are_named(capsys):
@@ -127,8 +140,13 @@ def test_peers_with_few_neighbours_are_named(capsys):
     assert "gossamer topology advise --hostile 1" in said
 
 
-def test_learners_that_cannot_score_are_named_before_training(capsys):
-    Simulation.of(config(fednp={}))
+@pytest.mark.parametrize("live", [False, True])
+def test_learners_that_cannot_score_are_named_before_training(capsys, live, tmp_path):
+    settings = config(fednp={})
+    if live:
+        plan(settings, tmp_path, BrokerAddress("mqtt://localhost:1"))
+    else:
+        Simulation.of(settings)
     said = " ".join(capsys.readouterr().err.split())
     assert "no method score, so values of other peers are bounded by their distance alone" in said
 
@@ -142,9 +160,15 @@ def test_bridge_adds_links_until_everybody_has_enough_neighbours(capsys, hostile
     assert f"links added to give every peer {needed} neighbours" in told
 
 
-def test_bridge_says_if_a_model_has_too_few_peers_for_that():
-    with pytest.raises(ConfigError, match="4 peers cannot have 4 neighbours each"):
-        Simulation.of(config(peers=4, topology="ring", bridge=True))
+def test_bridge_links_all_peers_of_a_small_model_and_says_that_they_are_too_few(capsys):
+    settings = config(topology="ring", bridge=True)
+    models = {"global": range(8), "small": [0, 2, 4]}
+    graph = steady_graph(settings, models)
+    assert nx.density(graph.subgraph(models["small"])) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "0 (2), 2 (2), 4 (2); let 5 or more peers share small" in told
+    with pytest.raises(ConfigError, match="lower it, or let 5 or more peers share small"):
+        steady_graph(config(topology="ring", bridge=True, gossip={"hostile": 1}), models)
 
 
 def test_an_arena_needs_a_wire_for_it():

@@ -19,6 +19,7 @@ from gossamer.experiments.study.sweep import (
     combine,
     draw,
     expand,
+    load_for_runs,
     outcome,
     outcomes,
     stackable_batches,
@@ -179,6 +180,20 @@ def test_runs_in_one_stack_are_the_same_runs() -> None:
         )  # rounding may turn a sample
         assert one.worst == pytest.approx(other.worst, abs=2 / 30)
     assert len({one.accuracy for one in apart}) > 2
+
+
+def test_data_sets_are_kept_for_the_next_run_but_not_what_a_users_function_makes(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "my_kept_data.py").write_text(
+        "import numpy as np\n"
+        "from gossamer.experiments.data import Dataset, samples\n"
+        "def make():\n"
+        "    return Dataset('mine', samples(np.zeros((4, 2)), np.zeros(4, int)), None, classes=2)\n"
+    )
+    assert load_for_runs("digits", seed=0) is load_for_runs("digits", seed=1)
+    first, second = (load_for_runs("my_kept_data:make", folder=tmp_path) for _ in range(2))
+    assert first is not second
 
 
 def test_only_what_fits_is_stacked() -> None:

@@ -19,7 +19,8 @@ from matplotlib.text import Text
 from scipy.spatial.distance import pdist
 
 from gossamer.experiments.graphs import load_graph
-from gossamer.experiments.graphs.drawing import group_styles, marker_diameter, positions
+from gossamer.experiments.graphs.drawing import group_styles, marker_diameter
+from gossamer.experiments.graphs.placement import positions
 from gossamer.experiments.graphs.show import examine, figure_of, map_of, redraw, show
 from gossamer.experiments.study.figures import COLOURS, VERMILION
 from gossamer.topology import build

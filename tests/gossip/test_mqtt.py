@@ -178,7 +178,9 @@ def test_a_server_that_is_no_broker_closes_the_connection(run):
         server = await asyncio.start_server(rude, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         async with server:
-            with pytest.raises(TransportError, match="closed the connection"):
+            with pytest.raises(
+                TransportError, match=r"closed the connection .* uses TLS, write mqtts://"
+            ):
                 async with MqttTransport(
                     f"mqtt://127.0.0.1:{port}", "a", options=IMPATIENT, attempt_timeout=ATTEMPT
                 ):

@@ -77,6 +77,18 @@ def test_a_step_shrinks_with_distance_and_with_excess_loss():
     assert step_factor(math.inf, 0.0, math.inf, 1.0) == step_factor(1.0, math.inf, 1.0, 1.0) == 0.0
 
 
+def test_peers_that_count_by_samples_follow_smaller_ones_less_and_claims_gain_nothing():
+    steps = {}
+    for claimed in (1, 2, 4, 10**6):
+        gossiper = receiver()
+        gossiper.adjust("v", 4 * ONE)
+        gossiper.peer_online("n0", "s0", ["v"], weight=claimed * ONE)
+        gossiper.handle(value_from("n0", 1, [1.0, 0.0, 0.0]), 0.0)
+        steps[claimed] = float(gossiper.value("v")[0])
+    assert steps[4] > 0
+    assert steps == {1: steps[4] / 4, 2: steps[4] / 2, 4: steps[4], 10**6: steps[4]}
+
+
 @pytest.mark.parametrize(("hostile", "needed"), [("auto", 4), (1, 4), (2, 5), (0, 1)])
 def test_how_many_neighbours_it_takes(hostile, needed):
     assert needed_neighbours(hostile) == needed

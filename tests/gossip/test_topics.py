@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.gossip import TopicError, topics
@@ -17,6 +17,7 @@ def test_topics_are_these():
     assert topics.inbox("lab", "ann", "A&B") == "gossamer/v1/lab/peer/ann/inbox/A&B"
 
 
+@settings(max_examples=40)
 @given(names, names, names)
 def test_parse_undoes_str_and_patterns_match(swarm, peer, vector):
     for topic in [

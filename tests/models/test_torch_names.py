@@ -17,7 +17,10 @@ from gossamer.models import (
     cross_entropy,
     find_loss,
     mlp,
+    predicted_classes,
+    predicted_scores,
 )
+from gossamer.models.stack import score
 from gossamer.peer import load_checkpoint, save_checkpoint
 
 X = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
@@ -145,6 +148,23 @@ def test_losses_of_classes_are_torchs() -> None:
         binary.loss(binary.network(X), Y % 2),
         cross_entropy(binary.network(X), Y % 2),
     )
+
+
+def test_a_logit_is_judged_at_zero_whoever_counts() -> None:
+    options = {"metrics": ["f1"], "rate": 0.5}
+    ours = learner("4=6=1", Y % 2, **options)
+    by_name = learner("4=6=1", Y % 2, loss="BCEWithLogitsLoss", **options)
+    assert ours.train(20) == by_name.train(20)
+    assert ours.test() == by_name.test()
+    logits = by_name.network(X)
+    assert (logits[:, 0] > 0).ne(logits[:, 0] > 0.5).any()  # else the test could not tell
+    torch.testing.assert_close(
+        predicted_classes(by_name, logits), (logits[:, 0] > 0).to(torch.int64)
+    )
+    torch.testing.assert_close(predicted_scores(by_name, logits), predicted_scores(ours, logits))
+    labels = (Y % 2)[None]  # a stack of one peer
+    counted = [score(logits.detach()[None], labels, each.loss) for each in (ours, by_name)]
+    assert counted[0] == counted[1]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,10 @@ from gossamer.peer import (
 )
 
 
+async def checked(address: BrokerAddress, swarm: str, name: str) -> list[Finding]:
+    return await check_broker(address, swarm, name, rate_seconds=0.1)
+
+
 def verdicts(findings: list[Finding]) -> dict[str, str]:
     return {each.what: each.verdict for each in findings if each.verdict != "ok"}
 
@@ -35,7 +39,7 @@ def kind(request, mosquitto_required):
 
 def test_peers_can_work_with_the_brokers_that_gossamer_starts(run, kind):
     with Broker(kind=kind) as broker:
-        findings = run(check_broker(BrokerAddress(broker.url), "garden", "anna"))
+        findings = run(checked(BrokerAddress(broker.url), "garden", "anna"))
     assert verdicts(findings) == {}
     assert found(findings, "MQTT versions").result == (
         "3.1.1, 5" if kind == "mosquitto" else "3.1.1"
@@ -50,7 +54,7 @@ def test_a_packet_limit_is_found_and_a_slow_reader_is_noticed(run, kind):
         max_packet=200_000, max_queued_bytes=1_000_000, max_queued_messages=20
     )
     with Broker(settings, kind=kind) as broker:
-        findings = run(check_broker(BrokerAddress(broker.url), "garden", "anna"))
+        findings = run(checked(BrokerAddress(broker.url), "garden", "anna"))
     assert verdicts(findings).items() >= {"packet limit": "note", "slow reader": "note"}.items()
     assert "fails" not in verdicts(findings).values()
     limit = found(findings, "packet limit")
@@ -66,8 +70,8 @@ def test_rules_that_leave_out_a_peer_fail(run, kind, tmp_path):
     with Broker(BrokerSettings(rules=files), kind=kind) as broker:
         url = broker.url.replace("://", "://anna%40x@")
         address = BrokerAddress(url, password=password)
-        assert verdicts(run(check_broker(address, "garden", "anna@x"))) == {}
-        refused = run(check_broker(address, "garden", "ben@y"))
+        assert verdicts(run(checked(address, "garden", "anna@x"))) == {}
+        refused = run(checked(address, "garden", "ben@y"))
     assert found(refused, "access rules").verdict == "fails"
     assert "its inbox" in found(refused, "access rules").result
 
@@ -76,7 +80,7 @@ def test_a_broker_that_accepts_no_retained_messages_fails_with_the_setting(run, 
     mosquitto_required()
     settings = BrokerSettings(mosquitto_options=("retain_available false",))
     with Broker(settings, kind="mosquitto") as broker:
-        findings = run(check_broker(BrokerAddress(broker.url), "garden", "anna"))
+        findings = run(checked(BrokerAddress(broker.url), "garden", "anna"))
     assert verdicts(findings) == {"retained messages": "fails"}
     assert "retain_available" in found(findings, "retained messages").setting
 
@@ -84,7 +88,7 @@ def test_a_broker_that_accepts_no_retained_messages_fails_with_the_setting(run, 
 def test_a_broker_like_rabbitmq_fails_with_the_reason(run):
     async def scenario() -> list[Finding]:
         async with BadBroker(wildcards_get_retained=False, publishes_wills=False) as broker:
-            return await check_broker(BrokerAddress(broker.url), "garden", "anna")
+            return await checked(BrokerAddress(broker.url), "garden", "anna")
 
     findings = run(scenario())
     assert verdicts(findings) == {"retained, wildcard filters": "fails", "last will": "note"}
@@ -96,15 +100,15 @@ def test_a_broker_like_rabbitmq_fails_with_the_reason(run):
 
 def test_brokers_that_are_no_cluster_are_told_from_one(run):
     with Cluster(3) as cluster:
-        findings = run(check_broker(BrokerAddress(cluster.url), "garden", "anna"))
+        findings = run(checked(BrokerAddress(cluster.url), "garden", "anna"))
     assert verdicts(findings) == {}
     assert found(findings, "retained, from another node").result == "delivered by all 3 nodes"
     with Broker(kind="nats") as one, Broker(kind="nats") as two:
-        findings = run(check_broker(BrokerAddress(f"{one.url},{two.url}"), "garden", "anna"))
+        findings = run(checked(BrokerAddress(f"{one.url},{two.url}"), "garden", "anna"))
     assert verdicts(findings) == {"retained, from another node": "fails"}
 
 
 def test_a_broker_that_is_not_there_is_an_error(run, silent_port):
     address = BrokerAddress(f"mqtt://127.0.0.1:{silent_port}", connect_timeout=0.2)
     with pytest.raises(TransportError, match="nothing listens"):
-        run(check_broker(address, "garden", "anna"))
+        run(checked(address, "garden", "anna"))

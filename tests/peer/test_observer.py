@@ -174,7 +174,7 @@ def test_a_death_notice_is_for_one_session():
 def test_a_device_that_asks_for_the_name_changes_nothing():
     told = Told()
     told.tell("status", status("offline", reason="asks whether its name is free"))
-    assert (told.bob().presence, told.kinds()) == ("unknown", [])
+    assert (told.state.peers, told.kinds()) == ({}, [])
     told.come()
     before = told.bob()
     told.tell("status", status("offline", "s9", reason="asks whether its name is free"), NOW)

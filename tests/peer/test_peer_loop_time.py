@@ -16,7 +16,7 @@ from peer_kit import Nest, make_learner, quick
 
 LIMIT = 0.05  # seconds
 NAMES = ("a", "b", "c")
-LARGE = {"layout": "784=300=100=10", "slices": {"global": "784-300-100-10"}, "local_samples": 500}
+LARGE = {"layout": "784=300=100=10", "slices": {"global": "784-300-100-10"}, "local_samples": 50}
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def timed_callbacks(monkeypatch) -> Iterator[list[tuple[float, str]]]:
 
 @pytest.mark.parametrize("mode", ["async", "rounds", "server"])
 def test_no_callback_takes_long(run, tmp_path, monkeypatch, mode):
-    learners = [make_learner(name, **LARGE, samples=2000) for name in NAMES]
+    learners = [make_learner(name, **LARGE, samples=200) for name in NAMES]
     settings = quick(
         mode=mode, rounds=3, expect=NAMES, founder=True, servers={"global": "a"},
         settle_tolerance=1e-3, tick=0.05,

@@ -10,7 +10,7 @@ from papers_kit import Papers
 from peer_kit import Nest, Still, consensus, held, injected, make_learner, quick
 from waiting import until
 
-from gossamer.gossip import FaultPlan, MemoryBroker
+from gossamer.gossip import ONE, FaultPlan, MemoryBroker
 from gossamer.peer.exits import PeerError
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -58,6 +58,22 @@ def test_a_hostile_member_far_away_is_hardly_followed_and_nobody_is_excluded(run
     assert held(reports) == injected(reports) == 5
     assert "its learner has no method score" in caplog.text
     assert "quarantine" not in caplog.text
+
+
+def test_peers_know_how_many_samples_their_neighbours_say_that_they_have(run):
+    settings = quick(mode="steady", rounds=10**9, weights="samples", expect=NAMES, founder=True)
+
+    async def scenario():
+        nest = Nest(settings)
+        for samples, name in enumerate(NAMES, 1):
+            nest.start(name, samples=samples)
+        await until(lambda: all(life.trains() for life in nest.lives))
+        gossiper = nest.lives[0].peer.link.engine.gossiper
+        weights = [gossiper.claimed_weight(name) for name in NAMES[1:]]
+        await nest.finish(3)
+        return weights
+
+    assert run(scenario()) == [samples * ONE for samples in (2, 3, 4, 5)]
 
 
 def test_a_newcomer_starts_from_the_median_and_one_liar_does_not_choose_it(run):
@@ -132,7 +148,6 @@ def test_a_banned_peer_is_neither_heard_nor_sent_to(run, tmp_path, mode):
     [
         ({"compress": "int8"}, "leave compress out"),
         ({"drift": 0.1}, "leave drift out"),
-        ({"weights": "samples"}, 'set weights = "peers"'),
         ({"sharing": "auto"}, "one hostile member could decide what all share"),
         ({"trained": True}, "leave matching and trained out"),
         ({"turns": (("b",), ("c",))}, "leave turns out"),

@@ -543,11 +543,13 @@ def said(security, place, payload):
     return [heard.body for heard in security.receive(place, payload) if heard.kind == "status"]
 
 
-def test_an_old_status_is_refused_while_the_name_is_asked_for():
+def test_an_old_status_is_refused_in_silence_while_the_name_is_asked_for(caplog):
+    caplog.set_level("INFO")
     (old, new), place = incarnations(2)
     words = [old.status(b"online"), old.status(b"left"), old.will(b"offline")]
     assert [said(new, place, each) for each in words] == [[]] * 3
     assert new.counters == {"untrusted-unanswered": 3}
+    assert caplog.messages == []
     assert said(new, place, new.status(b"free?")) == [b"free?"]  # our own question comes back
 
 
