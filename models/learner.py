@@ -453,7 +453,7 @@ class SgdLearner:
         """
         state: dict[str, Any] = {
             "optimizer": _deep_copy(self.optimizer.state_dict()),
-            "order": torch.from_numpy(self.order.copy()),
+            "order": torch.tensor(self.order.tolist(), dtype=torch.int64),
             "generator": self.generator.get_state(),
         }
         if self.scheduler is not None:

@@ -3,6 +3,7 @@ simulations in virtual time: the time per event, and what simulating adds to tra
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -274,8 +275,8 @@ COPIED_BYTES = 64 << 20
 def share_of_peak(workload: Workload, repeats: int = REPEATS) -> Row:
     """Compare a round's operations a second with those of large matrix products on the same threads.
 
-    The note says what limits a round: how fast its products are without anything around them, and how much of
-    the memory's speed it needs at least.
+    The note says what limits a round without the compiled kernel, how fast torch's products are without
+    anything around them, and how much of the memory's speed a round needs at least.
     """
     swarm = Arena(workload.learners(workload.data()), mixing=workload.mix(), threads=THREADS)
     workers = Workers(THREADS)
@@ -305,9 +306,9 @@ def share_of_peak(workload: Workload, repeats: int = REPEATS) -> Row:
     bound = products.flops / product / flops_at_peak
     moved = workload.bytes / seconds / copied
     note = (
-        f"baseline: a product of {PEAK_SIZE}² matrices on each of {THREADS} threads; the round's products "
-        f"alone reach {bound:.2f} of it; the {format_bytes(workload.bytes)} that it moves at least take "
-        f"{moved:.2f} of its time at the speed of a copy, {copied / 1e9:.1f} GB/s"
+        f"baseline: a product of {PEAK_SIZE}² matrices on each of {THREADS} threads; torch's products in "
+        f"the round's shapes alone reach {bound:.2f} of it; the {format_bytes(workload.bytes)} that it moves "
+        f"at least take {moved:.2f} of its time at the speed of a copy, {copied / 1e9:.1f} GB/s"
     )
     name = f"{workload.name}: share of the machine's peak"
     measured = workload.flops / seconds / 1e9
@@ -315,7 +316,7 @@ def share_of_peak(workload: Workload, repeats: int = REPEATS) -> Row:
 
 
 class BareProducts:
-    """The matrix products of a round in the shapes in which the arena computes them, and nothing else.
+    """The matrix products of a round in the shapes in which torch's kernel computes them, and nothing else.
 
     Steps that share an update of the first layer compute its products together; the products of inputs with
     inputs that this takes are left out, as they are no part of the work to be done.
@@ -751,6 +752,7 @@ def learning_events(peers: int = LARGE_SWARM, seconds: float = 8.0, threads: int
         ),
     )  # fmt: skip
     jobs.run(1.0)  # warms up
+    gc.collect()  # so that the objects of building all peers are not collected in the time measured
     events, started = jobs.swarm.events, time.perf_counter()
     jobs.run(1.0 + seconds)
     rate = (jobs.swarm.events - events) / (time.perf_counter() - started)

@@ -1,5 +1,5 @@
 """Other simulators of federated learning, on the works of `bench arena`: the same network, batches, steps and
-amount of data, one thread each.
+amount of data, one thread each and two threads each.
 
 Every simulator has an environment of its own, whose Python runs this file as a program:
 
@@ -34,6 +34,7 @@ TIMEOUT = 1800
 SIMULATORS: Mapping[str, str] = {
     "pfl": "pfl-research: pip install 'pfl[pytorch]'",
     "flower": "Flower: pip install 'flwr[simulation]' torch",
+    "gossipy": "gossipy: pip install gossipy-dfl torchvision (the package named gossipy is another one)",
 }
 """The other simulators, and how their environments are made."""
 WANTED = (1.5, 6.0, 50.0)
@@ -41,48 +42,53 @@ WANTED = (1.5, 6.0, 50.0)
 
 
 def peers(environments: Mapping[str, Path] | None = None) -> list[Row]:
-    """Compare rounds of the arena, on one thread, with those of the simulators whose Python is given."""
+    """Compare rounds of the arena with those of the simulators whose Python is given."""
     from . import Row
     from .arena import WORKLOADS
 
+    given = environments or {}
+    works = [(*each, threads) for each in zip(WORKLOADS, WANTED, strict=True) for threads in (1, 2)]
     rows: list[Row] = []
-    for workload, wanted in zip(WORKLOADS, WANTED, strict=True):
+    for workload, wanted, threads in works:
         times: dict[str, tuple[float, float]] = {}
         skipped: dict[str, str] = {}
         for name, remedy in SIMULATORS.items():
-            python = (environments or {}).get(name)
-            if python is None:
+            if name not in given:
                 skipped[name] = f"skipped: no environment given (--{name}); {remedy}"
                 continue
             try:
-                times[name] = run_simulator(name, python, workload)
+                times[name] = run_simulator(name, given[name], workload, threads)
             except RuntimeError as error:
                 skipped[name] = str(error)
-        wall, cpu = own_times(workload) if times else (0.0, 0.0)
+        wall, cpu = own_times(workload, threads) if times else (0.0, 0.0)
+        # Ray's workers are processes of their own, so Flower's processor time is not known.
+        ratios = {
+            name: (cpu, of_cpu) if threads == 1 and name != "flower" else (wall, of_wall)
+            for name, (of_wall, of_cpu) in times.items()
+        }
         for name in SIMULATORS:
-            title = f"{workload.name}, against {name}"
+            title = f"{workload.name}, {threads} thread{'s' * (threads > 1)}, against {name}"
             if name in skipped:
                 rows.append(Row(title, "s", note=skipped[name]))
                 continue
-            # Ray's workers are processes of their own, so Flower's processor time is not known.
-            is_known = name != "flower"
-            fastest = min(times, key=lambda each: times[each][0]) == name
+            own, other = ratios[name]
+            fastest = min(ratios, key=lambda each: ratios[each][1]) == name
             rows.append(
                 Row(
-                    title, "s of the processor" if is_known else "s", cpu if is_known else wall,
-                    times[name][1 if is_known else 0], wanted if fastest else None, speedup=True,
-                    note=f"baseline: {name}, 1 thread{', the fastest of them' * fastest}",
+                    title, "s of the processor" if own == cpu else "s", own, other,
+                    wanted if fastest and threads == 1 else None, speedup=True,
+                    note=f"baseline: {name}{', the fastest of them' * fastest}",
                 )
             )  # fmt: skip
     return rows
 
 
-def own_times(workload: Workload) -> tuple[float, float]:
-    """Return the median seconds of a round in the arena on one thread: by the clock, and of the processor."""
+def own_times(workload: Workload, threads: int = 1) -> tuple[float, float]:
+    """Return the median seconds of a round in the arena: by the clock, and of the processor."""
     from ..arena import Arena
     from .arena import torch_threads
 
-    swarm = Arena(workload.learners(workload.data()), mixing=workload.mix(), threads=1)
+    swarm = Arena(workload.learners(workload.data()), mixing=workload.mix(), threads=threads)
     stamps = [_stamp()]
     with torch_threads(1):
         for _ in range(1 + ROUNDS):
@@ -92,7 +98,9 @@ def own_times(workload: Workload) -> tuple[float, float]:
     return _medians(stamps)
 
 
-def run_simulator(name: str, python: Path, workload: Workload) -> tuple[float, float]:
+def run_simulator(
+    name: str, python: Path, workload: Workload, threads: int = 1
+) -> tuple[float, float]:
     """Run a simulator in its environment; return the median seconds of a round, clock and processor.
 
     Raises RuntimeError, which says why, if it fails.
@@ -100,12 +108,12 @@ def run_simulator(name: str, python: Path, workload: Workload) -> tuple[float, f
     work = {
         key: getattr(workload, key)
         for key in ("layout", "peers", "batch", "steps", "reduction", "samples")
-    }
+    } | {"threads": threads}
     command = [str(python), str(Path(__file__).resolve()), name, json.dumps(work)]
-    one_thread = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     try:
         run = subprocess.run(
-            command, env=os.environ | one_thread, capture_output=True, text=True, timeout=TIMEOUT, check=True
+            command, env=os.environ | limits, capture_output=True, text=True, timeout=TIMEOUT, check=True
         )  # fmt: skip
         result = json.loads(run.stdout.splitlines()[-1])
         return result["wall"], result["cpu"]
@@ -186,7 +194,7 @@ def pfl(work: Mapping[str, Any]) -> tuple[float, float]:
     from pfl.metrics import Weighted  # pyright: ignore[reportMissingImports]
     from pfl.model.pytorch import PyTorchModel  # pyright: ignore[reportMissingImports]
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(work["threads"])
     datasets = [Dataset(raw_data=list(samples)) for samples in _data(work)]
 
     class Model(torch.nn.Module):
@@ -230,7 +238,7 @@ def pfl(work: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def flower(work: Mapping[str, Any]) -> tuple[float, float]:
-    """Federated averaging in Flower's simulation, all peers in every round, on one processor of Ray."""
+    """Federated averaging in Flower's simulation, all peers in every round; Ray has a processor a thread."""
     import torch
     from flwr.client import ClientApp, NumPyClient  # pyright: ignore[reportMissingImports]
     from flwr.common import ndarrays_to_parameters  # pyright: ignore[reportMissingImports]
@@ -289,14 +297,85 @@ def flower(work: Mapping[str, Any]) -> tuple[float, float]:
     client = ClientApp(
         client_fn=lambda context: Client(int(context.node_config["partition-id"])).to_client()
     )
-    resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 1}}
+    resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": work["threads"]}}
     run_simulation(server, client, num_supernodes=work["peers"], backend_config=resources)
+    return _medians(stamps)
+
+
+def gossipy(work: Mapping[str, Any]) -> tuple[float, float]:
+    """Gossip learning in gossipy: in every round each peer pushes once, and a receiver merges and trains."""
+    import networkx as nx
+    import torch
+    from gossipy.core import (  # pyright: ignore[reportMissingImports]
+        AntiEntropyProtocol,
+        CreateModelMode,
+        StaticP2PNetwork,
+    )
+    from gossipy.model import TorchModel  # pyright: ignore[reportMissingImports]
+    from gossipy.model.handler import TorchModelHandler  # pyright: ignore[reportMissingImports]
+    from gossipy.node import GossipNode  # pyright: ignore[reportMissingImports]
+    from gossipy.simul import (  # pyright: ignore[reportMissingImports]
+        GossipSimulator,
+        SimulationEventReceiver,
+    )
+
+    torch.set_num_threads(work["threads"])
+    peers = work["peers"]
+
+    class Model(TorchModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = _network(work["layout"])
+
+        def forward(self, inputs: Any) -> Any:
+            return self.network(inputs)
+
+        def init_weights(self) -> None:
+            """Keep torch's."""
+
+    class Stamps(SimulationEventReceiver):
+        def update_timestep(self, t: int) -> None:
+            stamps.append(_stamp())
+
+        def update_message(self, failed: bool, msg: Any = None) -> None:
+            """Count nothing."""
+
+        def update_evaluation(self, *_: Any, **__: Any) -> None:
+            """Nothing is evaluated."""
+
+        def update_end(self) -> None:
+            """The stamps are kept."""
+
+    class NoTest:
+        def has_test(self) -> bool:
+            return False
+
+    stamps: list[tuple[float, float]] = []
+    graph = nx.to_numpy_array(nx.random_regular_graph(4, peers, seed=1))
+    network = StaticP2PNetwork(peers, graph)
+    nodes = {
+        number: GossipNode(
+            number, (samples, None), 1,
+            TorchModelHandler(
+                Model(), torch.optim.SGD, {"lr": 0.1},
+                lambda outputs, labels: _loss(outputs, labels, work["reduction"]),
+                local_epochs=1, batch_size=work["batch"], create_model_mode=CreateModelMode.MERGE_UPDATE,
+            ),
+            network,
+        )
+        for number, samples in enumerate(_data(work))
+    }  # fmt: skip
+    simulator = GossipSimulator(nodes, NoTest(), 1, AntiEntropyProtocol.PUSH)
+    simulator.add_receiver(Stamps())
+    simulator.init_nodes()
+    simulator.start(n_rounds=2 + ROUNDS)
     return _medians(stamps)
 
 
 PROGRAMS: Mapping[str, Callable[[Mapping[str, Any]], tuple[float, float]]] = {
     "pfl": pfl,
     "flower": flower,
+    "gossipy": gossipy,
 }
 
 

@@ -578,6 +578,7 @@ def bench_command(
     *,
     pfl: Path | None = None,
     flower: Path | None = None,
+    gossipy: Path | None = None,
 ) -> None:
     """Measure speed and memory, as ratios to baselines measured in alternation. Takes minutes.
 
@@ -585,11 +586,12 @@ def bench_command(
         only: The benchmarks to run; all of them if left out.
         pfl: For the benchmark `peers`: the Python of an environment with pfl-research.
         flower: The same, with Flower's simulation.
+        gossipy: The same, with gossipy-dfl.
     """
     load_torch()
     from ..bench import main_bench
 
-    main_bench(only, {"pfl": pfl, "flower": flower})
+    main_bench(only, {"pfl": pfl, "flower": flower, "gossipy": gossipy})
 
 
 # These modules add their commands to `app` when they are imported; help lists them in this order.
