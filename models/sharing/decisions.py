@@ -544,8 +544,8 @@ class Planner:
                 return self._simplest(by_level[level], candidates, gains, relative)
         return None
 
-    @staticmethod
     def _simplest(
+        self,
         indices: Sequence[int],
         candidates: Sequence[Candidate],
         gains: np.ndarray,
@@ -554,14 +554,18 @@ class Planner:
         """Return the candidate that shares most, of those no worse than the best by one standard error.
 
         Own norm statistics are preferred to those of groups, even if their gain is not certain by itself:
-        statistics are means over samples, not trained, so few samples are enough for them.
+        statistics are means over samples, not trained, so few samples are enough for them. Not so if the
+        gain of groups would be certain for outputs too: then the groups exist, and other parts may join them.
         """
         best = max(indices, key=lambda index: gains[index])
+        needed = self.options.errors * _quantile_ratio(relative.shape[1])
+        is_certain = gains[best] > needed * _standard_errors(relative)[best]
         own_statistics = [
             index
             for index, candidate in enumerate(candidates)
             if candidate.part == candidates[best].part == NORM_STATISTICS
             and candidate.scheme == OWN
+            and not is_certain
         ]
         compared = [*indices, *own_statistics]
         difference = relative[compared] - relative[best]

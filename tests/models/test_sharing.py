@@ -290,17 +290,21 @@ def test_norms_come_first_however_much_a_lower_part_gains() -> None:
 
 
 def test_own_norm_statistics_are_preferred_to_those_of_groups() -> None:
-    """Grouped ones gain for certain, own ones perhaps more: they cost hardly any samples."""
+    """Grouped ones gain enough for norms, own ones perhaps more: they cost hardly any samples."""
     shared = Assignment.shared(normed()[0].slicing.anatomy.with_norm_parts({"1"}), PEERS)
     grouped, own = (
         Candidate.of(shared, "norm-statistics", [0], scheme) for scheme in ((0, 0, 0, 1, 1, 1), OWN)
     )
     noise = np.array([-1, 1, -1, 1, -1, 1])
-    changes = np.stack([0.001 * noise - 0.02, 0.1 * noise - 0.03])
+    changes = np.stack([0.014 * noise - 0.02, 0.1 * noise - 0.03])
     found = Planner(AutoOptions()).decide(7, [grouped, own], np.ones(6), changes)
     assert found is not None
     assert found.candidate is own
-    changes[1] += 0.2
+    changes[0] = 0.001 * noise - 0.02
+    found = Planner(AutoOptions()).decide(7, [grouped, own], np.ones(6), changes)
+    assert found is not None
+    assert found.candidate is grouped, "there are groups for certain"
+    changes[0], changes[1] = 0.014 * noise - 0.02, changes[1] + 0.2
     found = Planner(AutoOptions()).decide(7, [grouped, own], np.ones(6), changes)
     assert found is not None
     assert found.candidate is grouped
