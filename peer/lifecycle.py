@@ -505,6 +505,8 @@ class Peer:
                     link.announce_leaving()  # at once: a round in training delays leaving
                 work.cancel()
                 await asyncio.wait((work,))
+            if not work.cancelled():
+                work.exception()  # asyncio would log it if this task is cancelled, and nobody asks for it
         if not work.cancelled():
             return work.result()
         _log.info("peer %s is about to leave: %s", self.name, self._leave_reason)
