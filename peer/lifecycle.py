@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 from torch import Tensor
 
 from ..gossip import Hook, Transport, TransportError, Will, topics
+from ..gossip.transport import end_task
 from ..models import (
     Callback,
     CallbackList,
@@ -500,13 +501,9 @@ class Peer:
             await asyncio.wait((work, asked), return_when=asyncio.FIRST_COMPLETED)
         finally:
             asked.cancel()
-            if not work.done():
-                if self._leave.is_set():
-                    link.announce_leaving()  # at once: a round in training delays leaving
-                work.cancel()
-                await asyncio.wait((work,))
-            if not work.cancelled():
-                work.exception()  # asyncio would log it if this task is cancelled, and nobody asks for it
+            if not work.done() and self._leave.is_set():
+                link.announce_leaving()  # at once: a round in training delays leaving
+            await end_task(work)
         if not work.cancelled():
             return work.result()
         _log.info("peer %s is about to leave: %s", self.name, self._leave_reason)

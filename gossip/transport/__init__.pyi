@@ -9,6 +9,7 @@ from .base import Transport as Transport
 from .base import TransportError as TransportError
 from .base import Will as Will
 from .base import default_qos as default_qos
+from .base import end_task as end_task
 from .mqtt import Echo as Echo
 from .mqtt import MqttTransport as MqttTransport
 from .mqtt import RetainedFilter as RetainedFilter

@@ -311,3 +311,16 @@ class Inbox:
                 return
             self._ready.clear()
             await self._ready.wait()
+
+
+async def end_task(task: asyncio.Future[Any]) -> None:
+    """Cancel a task if it still runs, and wait for its end; its error, if any, counts as seen.
+
+    For a task whose result is read afterwards, unless the caller is cancelled: then nobody reads it, and
+    asyncio would log the error with its traceback.
+    """
+    if not task.done():
+        task.cancel()
+        await asyncio.wait((task,))
+    if not task.cancelled():
+        task.exception()

@@ -22,7 +22,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from .base import Payload, TransportError, Will
+from .base import Payload, TransportError, Will, end_task
 from .options import Address, MqttOptions
 from .paho_socket import Deliver, PacketSocket
 
@@ -265,9 +265,7 @@ class BrokerConnection:
         try:
             await asyncio.wait((task, self.lost), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait((task,))
+            await end_task(task)
         if task.cancelled():
             return False
         try:

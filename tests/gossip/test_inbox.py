@@ -1,12 +1,15 @@
-"""The inbox yields many messages per iteration of the event loop, but lets other tasks run in between."""
+"""What transports do with the event loop: an inbox lets other tasks run, and ended tasks log nothing."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
 
+import pytest
+
 from gossamer.gossip import topics
-from gossamer.gossip.transport import YIELD_INTERVAL, Inbox, Received
+from gossamer.gossip.transport import YIELD_INTERVAL, Inbox, Received, end_task
 
 COUNT = 2000
 
@@ -48,3 +51,30 @@ def test_a_full_inbox_does_not_starve_other_tasks(run) -> None:
 
 def test_the_yield_interval_is_short_but_longer_than_a_message_takes() -> None:
     assert 1e-3 <= YIELD_INTERVAL <= 20e-3
+
+
+@pytest.mark.parametrize("ends", ["with an error", "with an error when cancelled", "cancelled"])
+def test_the_error_of_an_ended_task_is_not_logged(ends):
+    async def work():
+        if ends == "with an error":
+            raise ValueError("nobody reads this")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if ends == "cancelled":
+                raise
+            raise ValueError("nobody reads this") from None
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: logged.append(context["message"]))
+        task = asyncio.ensure_future(work())
+        await asyncio.sleep(0)
+        await end_task(task)
+        assert task.cancelled() == (ends == "cancelled")
+        del task
+        gc.collect()
+
+    logged: list[str] = []
+    asyncio.run(main())
+    assert logged == []
