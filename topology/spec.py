@@ -378,8 +378,8 @@ _SUFFIXES = MappingProxyType(
 
 
 def looks_like_file(text: str) -> bool:
-    """Return whether a spec is a path: it has a slash, or the suffix of a graph file."""
-    return "/" in text or "\\" in text or Path(text).suffix.lower() in _SUFFIXES
+    """Return whether a spec is a path: it has a slash, or a suffix of letters."""
+    return "/" in text or "\\" in text or Path(text).suffix[1:].isalpha()
 
 
 def load(path: str | Path, format: str | None = None) -> nx.Graph:
@@ -389,10 +389,13 @@ def load(path: str | Path, format: str | None = None) -> nx.Graph:
     reader: Callable[[Path], nx.Graph] | None = READERS.get(name)
     if reader is None:
         raise TopologyError(
-            f"{path}: unknown format {format or path.suffix!r}: set format to one of {', '.join(READERS)}"
+            f"{path}: unknown format {format or path.suffix!r}: write the graph as one of {', '.join(READERS)}, "
+            f'or name its format: topology = {{kind = "file", path = "{path}", format = "json"}}'
         )
     try:
         graph = reader(path)
+    except FileNotFoundError as error:
+        raise TopologyError(f"{path}: there is no such file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise TopologyError(f"{path}: cannot read it: {error}") from error
     return normalize_graph(graph, str(path))

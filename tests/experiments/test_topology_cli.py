@@ -156,7 +156,7 @@ FILES = {
         (("show", "small.csv", "--peers", "5"), "fewer peers than the swarm: 3, not 5"),
         (("show", "broken.graphml"), "broken.graphml, line 2: not XML"),
         (("show", "odd.json"), "odd.json, line 2: not JSON"),
-        (("show", "none.graphml"), "none.graphml: cannot read it"),
+        (("show", "none.graphml"), "none.graphml: there is no such file"),
         (("show", "regulr:4"), "unknown topology 'regulr': did you mean 'regular'?"),
         (("show", "regulr:x"), "unknown topology 'regulr': did you mean 'regular'?"),
         (("show", "no_such_module:graph"), "module 'no_such_module' cannot be imported"),

@@ -188,7 +188,7 @@ def test_async_peers_follow_a_schedule_turn_by_turn(tmp_path: Path) -> None:
     [
         ({"topology": "networkx:karate_club_graph"}, "more peers than the swarm: 34, not 6"),
         ({"topology": "networkx:petersen_graph", "peers": 12}, "fewer peers .* 10, not 12"),
-        ({"topology": "nowhere.graphml"}, "nowhere.graphml: cannot read it"),
+        ({"topology": "nowhere.graphml"}, "nowhere.graphml: there is no such file"),
         ({"topology": "rong"}, "unknown topology 'rong': did you mean 'ring'"),
         ({"topology": "ring", "gossip": {"mode": "server"}}, "in server mode"),
         ({"topology": {"kind": "regular", "degre": 4}}, "did you mean 'degree'"),

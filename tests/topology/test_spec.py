@@ -141,7 +141,7 @@ def test_labels_and_weights_survive(tmp_path: Path) -> None:
         ("g.graphml", "<graphml>\n<oops\n", r"line \d: not XML"),
         ("g.graphml", "<graphml></graphml>", "not GraphML"),
         ("g.npy", "hello", "not a plain .npy"),
-        ("g.xyz", "", r"unknown format '\.xyz'"),
+        ("g.xyz", "", r"unknown format '\.xyz': .*name its format: topology = \{kind"),
     ],
 )
 def test_bad_files_say_where_and_why(tmp_path: Path, name: str, text: str, reason: str) -> None:
@@ -193,3 +193,8 @@ def test_users_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(TopologyError, match=reason):
             from_function(name)
     sys.modules.pop("my_graphs")
+
+
+def test_a_bare_name_with_a_suffix_is_a_file():
+    with pytest.raises(TopologyError, match=r"graph\.gml: unknown format '\.gml'"):
+        build("graph.gml", 4)
