@@ -389,8 +389,8 @@ def load(path: str | Path, format: str | None = None) -> nx.Graph:
     reader: Callable[[Path], nx.Graph] | None = READERS.get(name)
     if reader is None:
         raise TopologyError(
-            f"{path}: unknown format {format or path.suffix!r}: write the graph as one of {', '.join(READERS)}, "
-            f'or name its format: topology = {{kind = "file", path = "{path}", format = "json"}}'
+            f"{path}: unknown format {format or path.suffix!r}: write the graph as one of "
+            f'{", ".join(READERS)}, or name its format: topology = {{kind = "file", path = "{path}", format = "json"}}'
         )
     try:
         graph = reader(path)
