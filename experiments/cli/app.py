@@ -167,7 +167,7 @@ def _simulate(
         raise ConfigError(f"{config}: key 'sweep': run it with gossamer sweep {config}")
     folder = Path("results") / settings.name
     if show_settings:
-        from .show_settings import show_config
+        from .explain import show_config
 
         options = {"networks": (networks, False), "shards": (shards, 1)}
         options |= {name: (value, None) for name, value in saving.items()}
@@ -305,7 +305,7 @@ def compare_command(
     settings = choose(load_comparison(config), only)
     folder = Path("results/compare") / settings.name
     if show_settings:
-        from .show_settings import show_config
+        from .explain import show_config
 
         options = {"out": (output.out, folder), "only": (only, None), "on": (on, None)}
         show_config(settings, str(config), **options)

@@ -209,7 +209,7 @@ def swarm_command(
         raise ConfigError(f"--{option}: is for a broker named by --broker; leave it out")
     default = Path("results") / f"{settings.name}-live"
     if show_settings:
-        from .show_settings import show_swarm
+        from .explain import show_swarm
 
         address = address or connection.address(OWN_BROKER)
         starts_one = broker is None
@@ -339,7 +339,7 @@ def join_command(
     spec = plan.spec
     default = Path("results") / f"{swarm}-{spec.name}"
     if show_settings:
-        from .show_settings import show_join
+        from .explain import show_join
 
         show_join(plan, out=(out, default))
         return
