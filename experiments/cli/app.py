@@ -92,7 +92,7 @@ def demo_command(
         rounds: Rounds of each swarm; fewer take less time, and show less.
     """
     if watch:
-        page.require_bokeh()
+        views.require_bokeh()
     load_torch()
     from ..live.run import run_demo
 
@@ -595,7 +595,7 @@ def bench_command(
 
 
 # These modules add their commands to `app` when they are imported; help lists them in this order.
-from . import assignment, explain, fuse, live, page, predict, slices, status, trust  # noqa: E402, F401
+from . import assignment, explain, fuse, live, predict, slices, trust, views  # noqa: E402, F401
 
 app.add_typer(broker_app, name="broker")
 app.add_typer(topology_app, name="topology")

@@ -174,7 +174,7 @@ def swarm_command(
     """
     from ...peer import broker_kind
     from ..config.tables import load_config
-    from .page import require_bokeh
+    from .views import require_bokeh
 
     if watch:
         require_bokeh()
