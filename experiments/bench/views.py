@@ -102,8 +102,7 @@ def watch() -> tuple[float, float, float, float]:
 
     from ...peer import SwarmState
     from ..arena import peak_memory
-    from ..page import LiveSource
-    from ..page.server import POLL_SECONDS, build_page
+    from ..page import POLL_SECONDS, LiveSource, build_page
 
     state, now = SwarmState(SWARM), [START]
     observer: Any = _Connected(state)

@@ -92,7 +92,7 @@ def demo_command(
         rounds: Rounds of each swarm; fewer take less time, and show less.
     """
     if watch:
-        page.require_bokeh()
+        views.require_bokeh()
     load_torch()
     from ..live.run import run_demo
 
@@ -167,7 +167,7 @@ def _simulate(
         raise ConfigError(f"{config}: key 'sweep': run it with gossamer sweep {config}")
     folder = Path("results") / settings.name
     if show_settings:
-        from .show_settings import show_config
+        from .explain import show_config
 
         options = {"networks": (networks, False), "shards": (shards, 1)}
         options |= {name: (value, None) for name, value in saving.items()}
@@ -305,7 +305,7 @@ def compare_command(
     settings = choose(load_comparison(config), only)
     folder = Path("results/compare") / settings.name
     if show_settings:
-        from .show_settings import show_config
+        from .explain import show_config
 
         options = {"out": (output.out, folder), "only": (only, None), "on": (on, None)}
         show_config(settings, str(config), **options)
@@ -595,7 +595,7 @@ def bench_command(
 
 
 # These modules add their commands to `app` when they are imported; help lists them in this order.
-from . import assignment, explain, fuse, live, page, predict, slices, status, trust  # noqa: E402, F401
+from . import assignment, explain, fuse, live, predict, slices, trust, views  # noqa: E402, F401
 
 app.add_typer(broker_app, name="broker")
 app.add_typer(topology_app, name="topology")

@@ -174,7 +174,7 @@ def swarm_command(
     """
     from ...peer import broker_kind
     from ..config.tables import load_config
-    from .page import require_bokeh
+    from .views import require_bokeh
 
     if watch:
         require_bokeh()
@@ -209,7 +209,7 @@ def swarm_command(
         raise ConfigError(f"--{option}: is for a broker named by --broker; leave it out")
     default = Path("results") / f"{settings.name}-live"
     if show_settings:
-        from .show_settings import show_swarm
+        from .explain import show_swarm
 
         address = address or connection.address(OWN_BROKER)
         starts_one = broker is None
@@ -339,7 +339,7 @@ def join_command(
     spec = plan.spec
     default = Path("results") / f"{swarm}-{spec.name}"
     if show_settings:
-        from .show_settings import show_join
+        from .explain import show_join
 
         show_join(plan, out=(out, default))
         return

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from .bounds import Ensemble, Local, Pooled
 from .downpour import Downpour
 from .fedavg import FedAvg, FedDyn, FedProx, Scaffold
 from .fednp import FedNP
 from .fedper import FedPer
 from .gossip import AutoPartialModels, GossipSgd, PartialModels
-from .method import Client, Method, RoundContext, ServerMethod
+from .method import Client, Ensemble, Local, Method, Pooled, RoundContext, ServerMethod
 from .moon import Moon
 
 __all__ = [

@@ -37,7 +37,7 @@ from ...peer import (
 from ..build import Member, Swarm, shared_models, write_peers
 from ..cli import console
 from ..cli.live import broker_password
-from ..cli.page import watching
+from ..cli.views import watching
 from ..config.tables import Config, ConfigError, parse_config, without_networks
 from ..results import (
     EVENTS_FILE,

@@ -14,13 +14,13 @@ from typing import Any
 
 from bokeh import layouts
 
-from .document import NO_DATA
 from .history import NO_GROUP, Event, History, PeerState, natural
 from .peer_map import Links, Names, PeerMap, Positions, models_text, place_by_hops
 from .style import (
     COLOURS,
     INK,
     MEAN,
+    NO_DATA,
     PLAIN,
     STATE,
     TABLE_STYLE,

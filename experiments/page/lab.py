@@ -23,13 +23,21 @@ from ..cli.console import Invocation
 from ..errors import ConfigError
 from ..graphs.show import examine
 from ..results import Results
-from .document import TEMPLATE, Section, html_table, variables
 from .figures import Panels
 from .folders import Playback, RunFolder, read_folders
 from .history import History, Observation
 from .peer_map import Links, Names, Positions, place_by_hops
 from .setups import DATA, GRAPHS, SHARING, TASKS, Run, SetUp, disagreement, spread
-from .style import WIDGET_STYLE, bk, line_columns, named_lines
+from .style import (
+    TEMPLATE,
+    WIDGET_STYLE,
+    Section,
+    bk,
+    html_table,
+    line_columns,
+    named_lines,
+    variables,
+)
 
 LAB_POLL_SECONDS = 0.25
 PLAY_SECONDS = 8.0

@@ -13,11 +13,22 @@ from bokeh.embed import file_html
 from bokeh.resources import INLINE
 
 from ..results import write_bytes
-from .document import TEMPLATE, Section, html_table, variables
 from .figures import Panels
 from .folders import RunFolder, StudyFolder, read_folders
 from .history import History, natural
-from .style import COLOURS, MEAN, Model, bk, line_columns, line_figure, named_lines
+from .style import (
+    COLOURS,
+    MEAN,
+    TEMPLATE,
+    Model,
+    Section,
+    bk,
+    html_table,
+    line_columns,
+    line_figure,
+    named_lines,
+    variables,
+)
 
 MOST_ROWS = 16
 """The most rows of a table, other than that of the results, that are shown without a click."""

@@ -26,11 +26,10 @@ from tornado.ioloop import IOLoop
 from tornado.web import HTTPError, RequestHandler
 
 from ..errors import ConfigError
-from .document import TEMPLATE, Section, variables
 from .figures import Panels
 from .folders import Playback, RunFolder
 from .history import History
-from .style import WIDGET_STYLE, bk
+from .style import TEMPLATE, WIDGET_STYLE, Section, bk, variables
 
 POLL_SECONDS = 1.0
 PLAY_SECONDS = 20.0

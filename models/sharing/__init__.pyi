@@ -2,6 +2,7 @@ from .assignment import GLOBAL as GLOBAL
 from .assignment import OWN as OWN
 from .assignment import Assignment as Assignment
 from .assignment import Given as Given
+from .assignment import GroupValues as GroupValues
 from .assignment import averaged_by_hand as averaged_by_hand
 from .assignment import given_cells as given_cells
 from .assignment import models_of_cells as models_of_cells
@@ -21,7 +22,6 @@ from .member import MIN_SAMPLES as MIN_SAMPLES
 from .member import SharingMember as SharingMember
 from .member import check_learner as check_learner
 from .member import frozen_parts as frozen_parts
-from .newcomers import GroupValues as GroupValues
 from .report import SharingReport as SharingReport
 from .report import by_hand_text as by_hand_text
 from .report import cells_in_words as cells_in_words

@@ -192,7 +192,7 @@ class Plan:
     memory
         What the planner remembers (`Memory`), so that another peer can go on in its place.
     newcomers
-        Peers that are still trying which groups to join; see newcomers.py.
+        Peers that are still trying which groups to join; see assignment.GroupValues.
     spread
         How many rounds gossip usually needs to take values to all peers; 0 if one averaging does.
     """

@@ -21,12 +21,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.experiments.federated import METHODS, Client
-from gossamer.experiments.federated.bounds import Ensemble, Local, Pooled, ensemble_probabilities
 from gossamer.experiments.federated.downpour import Downpour
 from gossamer.experiments.federated.fedavg import FedAvg, FedDyn, FedProx, Scaffold
 from gossamer.experiments.federated.fedper import FedPer, base_coordinates
 from gossamer.experiments.federated.gossip import GossipSgd, PartialModels
-from gossamer.experiments.federated.method import GLOBAL_MODEL, Method, mean
+from gossamer.experiments.federated.method import (
+    GLOBAL_MODEL,
+    Ensemble,
+    Local,
+    Method,
+    Pooled,
+    ensemble_probabilities,
+    mean,
+)
 from gossamer.experiments.federated.moon import Moon
 from gossamer.models import ModelError
 

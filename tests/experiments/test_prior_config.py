@@ -16,7 +16,6 @@ from gossamer.experiments.build import Swarm, make_learner
 from gossamer.experiments.config.needs import warn_unused_in_sweep, warn_unused_keys
 from gossamer.experiments.config.tables import ConfigError, parse_config
 from gossamer.experiments.federated import METHODS, Client
-from gossamer.experiments.federated.bounds import Ensemble, Pooled, ensemble_probabilities
 from gossamer.experiments.federated.comparison import (
     Cell,
     clients_of,
@@ -25,7 +24,7 @@ from gossamer.experiments.federated.comparison import (
     run,
 )
 from gossamer.experiments.federated.fedavg import FedAvg
-from gossamer.experiments.federated.method import Method
+from gossamer.experiments.federated.method import Ensemble, Method, Pooled, ensemble_probabilities
 from gossamer.experiments.live.layout import plan
 from gossamer.experiments.study.sweep import expand
 from gossamer.models import Metrics, SgdLearner, log_priors

@@ -13,7 +13,7 @@ from page_kit import write_live, write_run
 from gossamer.experiments import ConfigError
 from gossamer.experiments.cli import console
 from gossamer.experiments.cli.app import main
-from gossamer.experiments.cli.page import require_bokeh
+from gossamer.experiments.cli.views import require_bokeh
 from gossamer.experiments.page import History, Observation, read_folders, write_report
 from gossamer.experiments.page.history import MOST_POINTS, Curve, Event, group_peers
 

@@ -1,16 +1,21 @@
-"""The command `gossamer status`: how a swarm is doing, seen from its broker."""
+"""The commands that show swarms: `gossamer status` in a terminal; `report`, `watch`, `lab` in a browser."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import secrets
+import subprocess
+import sys
 import time
-from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -21,13 +26,15 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigError
+from ..results import find_run, require_folder
 from . import console
 from .console import command
-from .live import ConnectionOptions, MetricsOptions
+from .live import PASSWORD_VARIABLE, ConnectionOptions, MetricsOptions, Port
 
 if TYPE_CHECKING:
     from ...gossip import MqttTransport
-    from ...peer import ObservedPeer, Observer, Problem, SwarmState
+    from ...peer import BrokerAddress, ObservedPeer, Observer, Problem, SwarmState
+    from ..page import Source
 
 CONNECT_SECONDS = 20.0
 """Seconds in which the broker must answer."""
@@ -39,6 +46,240 @@ NEEDS_A_PERSON = 1
 """The exit code if something needs a person."""
 
 _COLOURS = {"online": "green", "offline": "yellow", "lost": "red", "dead": "red", "unknown": "red"}
+
+
+# --- the connection to a swarm ----------------------------------------------------------------------
+
+
+def _observer(
+    url: str, swarm: str, connection: ConnectionOptions, owner: str | None
+) -> tuple[Observer, MqttTransport]:
+    """Return an observer of a swarm, and its transport; neither is connected yet."""
+    from ...gossip import topics
+    from ...gossip.security import read_public
+    from ...peer import Observer, mqtt_transport
+
+    topics.check_name("swarm", swarm)
+    key = None if owner is None else read_public(owner)
+    name = f"gossamer-observer-{secrets.token_hex(4)}"
+    transport = mqtt_transport(connection.running_broker(url), name)
+    return Observer(lambda: transport, swarm, owner=key), transport
+
+
+@contextlib.asynccontextmanager
+async def _connected(observer: Observer, transport: MqttTransport) -> AsyncIterator[None]:
+    """Connect an observer, and wait until it knows the swarm; ConfigError if the broker does not answer."""
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await observer.__aenter__()
+    except TimeoutError:
+        raise ConfigError(
+            f"{transport.address}: no answer within {CONNECT_SECONDS:g} s; is it the broker's address, and "
+            "does the broker run?"
+        ) from None
+    try:
+        await observer.settle()
+        yield
+    finally:
+        await observer.__aexit__(None, None, None)
+
+
+# --- in a browser -----------------------------------------------------------------------------------
+
+
+def require_bokeh(find: Callable[[str], object | None] = find_spec) -> None:
+    """Raise ConfigError, which names the extra, if Bokeh is not installed. find: finds a module by name."""
+    if find("bokeh") is None:
+        raise ConfigError(
+            "pages and reports are drawn by Bokeh, which is not installed: pip install 'gossamer[page]'"
+        )
+
+
+@command("report", slow=True)
+def report_command(
+    results: list[Path],
+    *,
+    out: Annotated[Path | None, typer.Option("--out", "-o")] = None,
+) -> None:
+    """Make one HTML file of results: curves, tables, graph, events, config. It needs no network to open.
+
+    Takes what simulate, swarm, demo, sweep, compare, paper and study have written; several runs are shown
+    side by side, with what differs between them.
+
+    Args:
+        results: Folders of results, such as results/digits (its latest run) or results/digits/001.
+        out: The file to write; if left out, report.html in the folder of the results, or, for several
+            folders, in the working folder.
+    """
+    require_bokeh()
+    if out is None:
+        out = (find_run(results[0]) if len(results) == 1 else Path()) / console.REPORT_FILE
+    elif out.is_dir():
+        raise ConfigError(f"--out {out}: is a folder; name a file, such as {out / 'report.html'}")
+    require_folder(out.parent)
+    from ..page import write_report
+
+    for problem in write_report(results, out):
+        console.warn(problem)
+    console.print_written([out])
+
+
+@command("watch", slow=True)
+def watch_command(
+    what: str,
+    swarm: str | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: Port = 0,
+    owner: str | None = None,
+    connection: ConnectionOptions,
+) -> None:
+    """Show a swarm in the browser: its graph, curves, peers and events. It only reads.
+
+    gossamer watch mqtts://user@broker:8883 garden shows a running swarm; gossamer watch results/garden plays
+    a finished run back. Prints the page's address and runs until Ctrl-C.
+
+    Args:
+        what: The address of a broker, or a folder of results.
+        swarm: The swarm's name, if a broker is named.
+        host: The address to serve the page on. On another one than this machine's loopback, the page's
+            address has a secret token, without which nothing is answered.
+        port: The port to serve the page on; 0 chooses a free one.
+        owner: The public key of the swarm's owner, gossamer-ed25519:…, to check who is a member.
+    """
+    require_bokeh()
+    if "://" in what:
+        if swarm is None:
+            raise ConfigError(f"gossamer watch {what}: name the swarm too, as in gossamer join")
+        _watch_broker(what, swarm, connection, owner, host, port)
+        return
+    if swarm is not None:
+        raise ConfigError(
+            f"{swarm}: a folder of results is played back without the name of a swarm"
+        )
+    from ..page import PlaybackSource, RunFolder, read_folders
+
+    first, *others = read_folders([Path(what)])
+    if not isinstance(first, RunFolder):
+        raise ConfigError(
+            f"{what}: holds the results of many runs, which cannot be played back; gossamer report {what} "
+            "makes a page of them"
+        )
+    if others:
+        console.warn(f"{what}: holds {1 + len(others)} swarms; this is {first.path}")
+    _run(_page(lambda: PlaybackSource(first), host, port))
+
+
+@command("lab", slow=True)
+def lab_command(
+    *,
+    host: str = "127.0.0.1",
+    port: Port = 0,
+    out: Annotated[Path, typer.Option("--out", "-o")] = Path("results"),
+) -> None:
+    """Try graphs and swarms in the browser: draw two, see how fast they average, simulate them side by side.
+
+    Prints the page's address and runs until Ctrl-C. What is tried can be downloaded as a config that
+    gossamer simulate and gossamer swarm take.
+
+    Args:
+        host: The address to serve the page on. On another one than this machine's loopback, the page's
+            address has a secret token, without which nothing is answered.
+        port: The port to serve the page on; 0 chooses a free one.
+        out: The folder below which the results of runs are written.
+    """
+    require_bokeh()
+    require_folder(out)
+    from ..page import LAB_POLL_SECONDS, build_lab, serve
+
+    _run(serve(lambda doc: build_lab(doc, out), every=LAB_POLL_SECONDS, **_served(host, port)))
+
+
+def _watch_broker(
+    url: str, swarm: str, connection: ConnectionOptions, owner: str | None, host: str, port: int
+) -> None:
+    from ..page import POLL_SECONDS, LiveSource
+
+    observer, transport = _observer(url, swarm, connection, owner)
+
+    async def watch() -> None:
+        async with _connected(observer, transport):
+            source = LiveSource(observer, _shown(url))
+
+            async def follow() -> None:  # curves grow while no window is open
+                while True:
+                    source.poll()
+                    await asyncio.sleep(POLL_SECONDS)
+
+            following = asyncio.create_task(follow(), name="follow the swarm")
+            try:
+                await _page(lambda: source, host, port)
+            finally:
+                following.cancel()
+
+    _run(watch())
+
+
+@contextlib.contextmanager
+def watching(
+    wanted: bool, address: BrokerAddress, swarm: str, owner: str | None = None
+) -> Iterator[None]:
+    """While the block runs, serve the page of a swarm from a process of its own, if that is wanted.
+
+    A process of its own, since drawing for the browser must not slow the supervisor of the peers down. It
+    prints the page's address.
+    """
+    if not wanted:
+        yield
+        return
+    options = {
+        "--ca": address.ca, "--certificate": address.certificate, "--key": address.key,
+        "--mqtt": address.version, "--owner": owner,
+    }  # fmt: skip
+    arguments = [text for name, value in options.items() if value for text in (name, str(value))]
+    environment = dict(os.environ)
+    if address.password:
+        environment[PASSWORD_VARIABLE] = address.password
+    page = subprocess.Popen(
+        [sys.executable, "-m", "gossamer", "watch", address.url, swarm, *arguments], env=environment
+    )
+    try:
+        yield
+    finally:
+        page.terminate()
+        page.wait()
+
+
+def _shown(url: str) -> str:
+    """Return a broker's address without user and password."""
+    from ...gossip import Address
+
+    return ", ".join(f"{each.host}:{each.port}" for each in Address.parse_all(url))
+
+
+def _page(make_source: Callable[[], Source], host: str, port: int) -> Coroutine[Any, Any, None]:
+    from ..page import serve_page
+
+    return serve_page(make_source, **_served(host, port))
+
+
+def _served(host: str, port: int) -> dict[str, Any]:
+    """How a page is served: with a token, unless only this machine can reach it."""
+    from ..page import is_loopback
+
+    return {
+        "host": host, "port": port, "token": None if is_loopback(host) else secrets.token_urlsafe(16),
+        "on_ready": lambda url: console.say(f"page: {url}"),
+    }  # fmt: skip
+
+
+def _run(page: Coroutine[Any, Any, None]) -> None:
+    """Serve a page until Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(page)
+
+
+# --- in the terminal --------------------------------------------------------------------------------
 
 
 @command("status", slow=True)
@@ -68,19 +309,12 @@ def status_command(
         as_json: Print all of it as one line of JSON; with --follow, a line whenever something has changed.
         quiet: Print only what needs a person; for cron.
     """
-    from ...gossip import topics
-    from ...gossip.security import read_public
-
-    topics.check_name("swarm", swarm)
     if metrics.metrics_port is not None and not follow:
         raise ConfigError("status: --metrics-port needs --follow: it serves until Ctrl-C")
-    owner_key = None if owner is None else read_public(owner)
-    transport = _transport(url, connection)
-    show = _Show(swarm, as_json=as_json, quiet=quiet)
+    observer, transport = _observer(url, swarm, connection, owner)
+    show = _Show(as_json=as_json, quiet=quiet)
     try:
-        problems = asyncio.run(
-            _observe(transport, swarm, owner_key, show, follow=follow, metrics=metrics)
-        )
+        problems = asyncio.run(_observe(observer, transport, show, follow=follow, metrics=metrics))
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -89,39 +323,22 @@ def status_command(
         raise typer.Exit(NEEDS_A_PERSON)
 
 
-def _transport(url: str, connection: ConnectionOptions) -> MqttTransport:
-    from ...peer import mqtt_transport
-
-    return mqtt_transport(connection.running_broker(url), f"gossamer-status-{secrets.token_hex(4)}")
-
-
 async def _observe(
+    observer: Observer,
     transport: MqttTransport,
-    swarm: str,
-    owner: bytes | None,
     show: _Show,
     *,
     follow: bool,
     metrics: MetricsOptions,
 ) -> list[Problem]:
     """Look at the swarm once, or until cancelled; return what needs a person."""
-    from ...peer import Observer, serve_swarm_metrics
+    from ...peer import serve_swarm_metrics
 
-    observer = Observer(lambda: transport, swarm, owner=owner)
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            await observer.__aenter__()
-    except TimeoutError:
-        raise ConfigError(
-            f"{transport.address}: no answer within {CONNECT_SECONDS:g} s; is it the broker's address, and "
-            "does the broker run?"
-        ) from None
-    try:
-        await observer.settle()
+    async with _connected(observer, transport):
         if not observer.swarm.peers and not follow:
             raise ConfigError(
-                f"{transport.address}: no peer of a swarm {swarm!r} has published a card here: check the "
-                "swarm's name, and with access rules, that this user may read it"
+                f"{transport.address}: no peer of a swarm {observer.swarm.swarm!r} has published a card "
+                "here: check the swarm's name, and with access rules, that this user may read it"
             )
         if not follow:
             return show.once(observer)
@@ -134,15 +351,13 @@ async def _observe(
             console.warn(f"figures for Prometheus: http://{metrics.metrics_host}:{port}/metrics")
             await show.follow(observer)
         return []
-    finally:
-        await observer.__aexit__(None, None, None)
 
 
 class _Show:
     """Prints a swarm's state: as tables, as JSON, or only what needs a person."""
 
-    def __init__(self, swarm: str, *, as_json: bool, quiet: bool) -> None:
-        self._swarm, self._as_json, self._quiet = swarm, as_json, quiet
+    def __init__(self, *, as_json: bool, quiet: bool) -> None:
+        self._as_json, self._quiet = as_json, quiet
 
     def once(self, observer: Observer) -> list[Problem]:
         """Print the state, and return what needs a person."""
@@ -166,7 +381,7 @@ class _Show:
         is_table = not (self._as_json or self._quiet)
         live = Live(console=console.out, auto_refresh=False) if is_table else None
         last = ""
-        with live if live is not None else nullcontext():
+        with live if live is not None else contextlib.nullcontext():
             while True:
                 observer.check()
                 state, now = observer.swarm, time.time()
