@@ -755,12 +755,12 @@ class Gossiper:
         """Let a value without weight move the own one, as the mode says; return the cause if it is void."""
         if (defect := self._balances.value_defect(give)) is not None:
             return defect
-        moved = self.mode.moved(self, give)
-        if isinstance(moved, str):
-            return moved
+        value = self.mode.value_after(self, give)
+        if isinstance(value, str):
+            return value
         if self.observe is not None:
             self.observe(give, self.value(give.model))
-        self.set_value(give.model, moved)
+        self.set_value(give.model, value)
         return None
 
     def _give_up_reclaimed(self, peer: str, session: str, rows: Iterable[Any]) -> None:

@@ -4,9 +4,13 @@ A `Gossiper` has one mode. It asks the mode whether a received transfer may be c
 transfers were credited and which peers are gone, and calls its `step` to push. The mode's state is part of
 the gossiper's snapshot, so that a restart continues from the last checkpoint.
 
+The *driver* is the code that owns the gossiper: a live peer or a simulator. It trains, tells the mode when to
+average, and calls `Gossiper.tick` again and again. A transfer's *tag* is its (round, exchange); transfers of
+asynchronous gossip, and those by which a leaving peer hands its mass over, have none.
+
 `PacedMode` pushes at the pace of training and never waits; `RoundsMode` averages in lockstep with the
 neighbours, `ServerMode` through one server per partial model; `SteadyMode`, in robust.py, exchanges values
-without weight. The base class, `Mode`, never pushes: its driver calls `Gossiper.push`.
+without weight. The base class, `Mode`, never pushes: with it, the driver calls `Gossiper.push` itself.
 """
 
 from __future__ import annotations
@@ -35,16 +39,17 @@ class Mode:
     """The interface of a mode. This base class credits every transfer at once and never pushes."""
 
     weightless: bool = False
-    """Whether transfers carry no weight, and a received value moves the own one as `moved` says."""
+    """Whether transfers carry values without weight: instead of adding mass, each one changes the own value
+    as `value_after` says."""
 
     def admit(self, give: Give) -> bool:
         """Return True to credit this transfer now; if False, it is deferred until `Gossiper.release`."""
         return True
 
-    def moved(self, gossiper: Gossiper, give: Give) -> Array | str:
-        """Return the own value after a received one has moved it, or the cause for which that one is void.
+    def value_after(self, gossiper: Gossiper, give: Give) -> Array | str:
+        """Return the own value as a received one changes it, or the reason for refusing the received one.
 
-        Only for a mode that is `weightless`; the received value has the right length.
+        Only called if the mode is `weightless`; the received value has the right length.
         """
         raise NotImplementedError
 
@@ -55,13 +60,19 @@ class Mode:
         """Note that a transfer was refused: its sender takes the mass back and does not send it again."""
 
     def taken_back(self, give: Give) -> None:
-        """Note that one of our transfers was taken back: refused, recalled, or its receiver is gone."""
+        """Note that one of our transfers was taken back.
+
+        Its receiver refused it, did not credit it in time, or is gone.
+        """
 
     def peer_gone(self, peer: str) -> None:
         """Note that a session of this peer is gone for good and will send nothing more."""
 
     def update_models(self, models: Collection[str]) -> None:
-        """Note that the gossiper's partial models have changed; lockstep modes only between two rounds."""
+        """Note that the gossiper's partial models have changed.
+
+        In a lockstep mode, the driver changes them only between two rounds.
+        """
 
     def step(self, gossiper: Gossiper, now: float) -> None:
         """Push whatever is due."""
@@ -79,11 +90,11 @@ class Mode:
 
 def check_drift(bound: float | Mapping[str, float]) -> None:
     """Raise ValueError unless every bound is a finite number of 0 or more."""
-    for name, each in bound.items() if isinstance(bound, Mapping) else [("", bound)]:
-        if not (math.isfinite(each) and each >= 0):
-            where = f" of {name!r}" if name else ""
+    for model, distance in bound.items() if isinstance(bound, Mapping) else [("", bound)]:
+        if not (math.isfinite(distance) and distance >= 0):
+            of_model = f" of {model!r}" if model else ""
             raise ValueError(
-                f"drift{where} is {each:g}: give a relative distance of 0 or more, as in 0.05"
+                f"drift{of_model} is {distance:g}: give a relative distance of 0 or more, as in 0.05"
             )
 
 
@@ -96,7 +107,7 @@ class Drift:
         or by model name (models without one are always pushed). Raise it to save messages while values change
         little; if it is too high, peers learn from each other too late.
     traffic: where skipped messages are counted.
-    exempt: returns whether every push of a model is made.
+    exempt: returns True for a model of which no push may be skipped.
     """
 
     def __init__(
@@ -107,7 +118,7 @@ class Drift:
     ) -> None:
         check_drift(bound)
         self._bound, self._traffic, self._exempt = bound, traffic, exempt
-        self._last: dict[str, Array] = {}
+        self._last_pushed: dict[str, Array] = {}
 
     def skips(self, model: str, value: Array, messages: int) -> bool:
         """Return True, and count the messages that are not sent, if a model has changed less than its bound.
@@ -117,14 +128,14 @@ class Drift:
         bound = self._bound.get(model, 0.0) if isinstance(self._bound, Mapping) else self._bound
         if bound <= 0 or self._exempt(model):
             return False
-        last = self._last.get(model)
+        last = self._last_pushed.get(model)
         if last is not None:
             distance = float(np.linalg.norm(value - last))
             if distance < bound * float(np.linalg.norm(last)):
                 float32_bytes = messages * 4 * value.size
                 self._traffic[model].count_skipped(messages, float32_bytes)
                 return True
-        self._last[model] = np.array(value)
+        self._last_pushed[model] = np.array(value)
         return False
 
 
@@ -139,10 +150,10 @@ class PacedMode(Mode):
         neighbours mixes better than four pushes to one each, because weights stay more even.
     fraction: the fraction of the held weight that one push sends, between 0 and 1 exclusive; by default the
         weight is divided equally among the receivers and the peer itself.
-    max_in_flight: unacknowledged transfers of one model with which `caught_up` is still true. Training
-        changes only the held mass, and mass in flight learns nothing: raise it from 0 only if links are slow
-        compared with training.
-    floor: do not push if a share or the rest would fall below this weight.
+    max_in_flight: the driver trains on while at most this many transfers of each model are unacknowledged
+        (see `caught_up`). Training changes only the held mass, and mass in flight learns nothing: raise it
+        from 0 only if links are slow compared with training.
+    floor: the smallest weight to send or to keep; a push that would send or keep less waits.
     neighbours_by_step: for graphs that change over time: the neighbours to which the 1st, 2nd, … push may go,
         repeated cyclically. A step is skipped if none of its neighbours can be reached.
     drift: skips pushes of models that have changed little.
@@ -167,12 +178,14 @@ class PacedMode(Mode):
         self.max_in_flight = max_in_flight
         self.backlog, self.floor = backlog, floor
         self._requests = 0
+        """Pushes of every model that were requested since the last `step`."""
         self._waiting_pushes: Counter[str] = Counter()
         self._neighbours_by_step = [frozenset(peers) for peers in neighbours_by_step]
         self._steps: Counter[str] = Counter()
         """The number of steps of `neighbours_by_step` that are over, by model."""
         self._drift = drift
         self._welcomes: set[tuple[str, str]] = set()
+        """(model, peer): the newcomers that have not been sent a model yet."""
 
     def welcome(self, model: str, peer: str) -> None:
         """Push to a newcomer as soon as it is free, without waiting for the next request."""
@@ -180,12 +193,15 @@ class PacedMode(Mode):
 
     def update_models(self, models: Collection[str]) -> None:
         """Forget the pushes of models that are no longer there."""
-        for pushes in (self._waiting_pushes, self._steps):
-            for model in pushes.keys() - {*models}:
-                del pushes[model]
+        for counts in (self._waiting_pushes, self._steps):
+            for model in counts.keys() - {*models}:
+                del counts[model]
 
     def request(self, *, ignore_drift: bool = False) -> None:
-        """Request one more push of every model; `ignore_drift` skips no push from now on."""
+        """Request one more push of every model.
+
+        ignore_drift: from now on, push models even if they have changed little.
+        """
         self._requests += 1
         if ignore_drift:
             self._drift = None
@@ -206,7 +222,7 @@ class PacedMode(Mode):
                 self._waiting_pushes[model] -= 1
         self._requests = 0
         for model, peer in sorted(self._welcomes):
-            if model not in gossiper.models:  # it has ended, and the peer does not know that yet
+            if model not in gossiper.models:  # it has ended; the newcomer does not know yet
                 self._welcomes.discard((model, peer))
                 continue
             weight = gossiper.weight(model)
@@ -228,7 +244,7 @@ class PacedMode(Mode):
             allowed = self._neighbours_by_step[self._steps[model] % len(self._neighbours_by_step)]
             free = [peer for peer in free if peer in allowed]
             if not free and not allowed.intersection(gossiper.reachable_neighbours(model)):
-                self._steps[model] += 1
+                self._steps[model] += 1  # none of the step's neighbours can be reached: skip it
                 return True
         if not free:
             return False
@@ -251,13 +267,14 @@ class PacedMode(Mode):
 
 @dataclass(slots=True)
 class _Progress:
-    """The exchange of a round that one model is in; idle after the last exchange."""
+    """How far one model is in its round."""
 
     round: int = -1
     exchange: int = 0
     pushed: bool = False
     """Whether this peer has pushed in this exchange."""
     idle: bool = True
+    """Whether the round's last exchange is over (or no round has begun)."""
     sources: set[str] = field(default_factory=set)
     """In-neighbours that send in every exchange of this round."""
     missing: set[str] = field(default_factory=set)
@@ -271,8 +288,8 @@ class RoundsMode(Mode):
     it has credited the transfers of all its in-neighbours. A transfer of a later exchange is deferred, so the
     result is that of a matrix power, whatever the network drops, repeats or reorders.
 
-    The driver calls `begin_round(gossiper, r)` with r = 0, 1, 2, … after training, ticks until
-    `finished(r)`, and trains again. All peers of a model use the same round numbers.
+    The driver calls `begin_round(gossiper, r)` with r = 0, 1, 2, … after training, then `Gossiper.tick`
+    until `finished(r)`, and trains again. All peers of a model use the same round numbers.
 
     exchanges: exchanges per round. Raise it for a better average, at that many messages per edge.
     sources: per model, the in-neighbours to wait for; by default the out-neighbours, which is right for
@@ -312,12 +329,14 @@ class RoundsMode(Mode):
                 )
             neighbours = gossiper.neighbours(model)
             sources = neighbours if self._sources is None else self._sources.get(model, ())
-            self._progress[model] = _Progress(number, 0, False, False, set(sources))
+            self._progress[model] = _Progress(round=number, idle=False, sources=set(sources))
 
     def update_models(self, models: Collection[str]) -> None:
         """Forget the rounds of models that are no longer there; new ones take part from the next round on."""
         last = max((progress.round for progress in self._progress.values()), default=-1)
-        self._progress = {model: self._progress.get(model, _Progress(last)) for model in models}
+        self._progress = {
+            model: self._progress.get(model, _Progress(round=last)) for model in models
+        }
 
     def finished(self, number: int) -> bool:
         """Return whether this round is over for every model."""
@@ -326,12 +345,16 @@ class RoundsMode(Mode):
         )
 
     def admit(self, give: Give) -> bool:
-        """Defer a transfer of a later exchange. Late ones, and untagged ones of leavers, are credited now."""
+        """Defer a transfer of a later exchange.
+
+        Transfers of earlier exchanges, and those of leaving peers (without a tag), are credited at once.
+        """
         if give.tag is None:
             return True
         progress = self._progress.get(give.model, _Progress())
         if progress.idle:
-            return give.tag[0] <= progress.round
+            number, _ = give.tag
+            return number <= progress.round
         current = (progress.round, progress.exchange)
         return give.tag < current or (give.tag == current and progress.pushed)
 
@@ -366,9 +389,10 @@ class RoundsMode(Mode):
 
     def restore(self, data: dict[str, Any]) -> None:
         """Restore the progress of every model."""
-        for model, (number, at, pushed, idle, sources, missing) in data.items():
-            sets = set(sources), set(missing)
-            self._progress[model] = _Progress(number, at, pushed, idle, *sets)
+        for model, (number, exchange, pushed, idle, sources, missing) in data.items():
+            self._progress[model] = _Progress(
+                number, exchange, pushed, idle, set(sources), set(missing)
+            )
 
     def _advance(self, gossiper: Gossiper, model: str, progress: _Progress, now: float) -> bool:
         """Push, or end an exchange that is complete; return whether either was possible."""
@@ -388,7 +412,7 @@ class RoundsMode(Mode):
         return True
 
     def _end_exchange(self, gossiper: Gossiper, model: str) -> None:
-        """Do what is left to do when all values of an exchange have arrived; here nothing."""
+        """Called when all transfers of an exchange have arrived. A hook for subclasses; does nothing here."""
 
     def _push(self, gossiper: Gossiper, model: str, tag: tuple[int, int], now: float) -> bool:
         """Push to all out-neighbours at once; return False while a transfer to one of them is open."""
@@ -401,10 +425,10 @@ class RoundsMode(Mode):
             shares = dict.fromkeys(neighbours, share)
         else:
             column = self._shares[model]
-            shares = {p: portion(weight, column[p]) for p in neighbours if p in column}
+            shares = {peer: portion(weight, column[peer]) for peer in neighbours if peer in column}
         if not shares:
             return True
-        if min(shares.values()) < 1:
+        if min(shares.values()) < 1:  # too little weight to divide
             gossiper.counters["starved"] += 1
             return False
         # If the value cannot be sent (it is not finite, or too large), tell neighbours not to wait for it.
@@ -416,10 +440,11 @@ class RoundsMode(Mode):
 
 @dataclass(slots=True)
 class _ClientRound:
-    """A model that another peer, its server, averages."""
+    """The progress of a model that another peer, its server, averages."""
 
     server: str
     round: int = -1
+    """The last round that has begun."""
     done: int = -1
     """The last round that is over."""
     sent: bool = False
@@ -432,9 +457,10 @@ class _ClientRound:
 
 @dataclass(slots=True)
 class _ServerRound:
-    """A model that this peer averages, as its server."""
+    """The progress of a model that this peer averages, as its server."""
 
     round: int = -1
+    """The last round that has begun."""
     done: int = -1
     """The last round that is over."""
     closed: bool = False
@@ -453,10 +479,10 @@ class ServerMode(Mode):
     Both are ordinary transfers. Different models may have different servers.
 
     The driver calls `begin_round(gossiper, r)` with r = 0, 1, 2, … after training, on clients and servers,
-    and ticks until `finished(r)`. A server closes a round when all its neighbours for that model have sent
-    their mass, or when its driver calls `close_round` after a timeout; so the server must be told of its
-    clients (`peer_online`) before the round. A late client takes part in the server's next round, and its
-    own round ends with that one.
+    then `Gossiper.tick` until `finished(r)`. A server closes a round when all its neighbours for that model
+    have sent their mass, or when its driver calls `close_round` after a timeout; so the server must be told
+    of its clients (`peer_online`) before the round. A late client takes part in the server's next round, and
+    its own round ends with that one.
 
     While its mass is at the server a client holds no weight, and whatever it trains in that time is lost. A
     server may train too: the mass that it holds is part of the mean. Peers inject their weight at the start;
@@ -472,10 +498,14 @@ class ServerMode(Mode):
         server_of: Callable[[str], str] | None = None,
     ) -> None:
         self._peer, self._server_of = peer, server_of
-        self._as_client = {v: _ClientRound(s) for v, s in servers.items() if s != peer}
-        self._as_server = {v: _ServerRound() for v, s in servers.items() if s == peer}
+        self._as_client = {
+            model: _ClientRound(server) for model, server in servers.items() if server != peer
+        }
+        self._as_server = {
+            model: _ServerRound() for model, server in servers.items() if server == peer
+        }
         self._gone: set[str] = set()
-        """Peers of which a session was declared gone; they are not waited for until they are back."""
+        """Peers that have ever ended a session. One that is a neighbour again is back in a new session."""
 
     def begin_round(self, gossiper: Gossiper, number: int) -> None:
         """Start a round for all models; training should pause until `finished(number)`."""
@@ -495,14 +525,19 @@ class ServerMode(Mode):
         """Forget the rounds of models that are no longer there; new ones take part from the next round on."""
         states = [*self._as_client.values(), *self._as_server.values()]
         done = max((state.done for state in states), default=-1)
-        self._as_client = {v: each for v, each in self._as_client.items() if v in models}
-        self._as_server = {v: each for v, each in self._as_server.items() if v in models}
-        for model in [v for v in models if v not in {*self._as_client, *self._as_server}]:
+        self._as_client = {
+            model: state for model, state in self._as_client.items() if model in models
+        }
+        self._as_server = {
+            model: state for model, state in self._as_server.items() if model in models
+        }
+        known = {*self._as_client, *self._as_server}
+        for model in [model for model in models if model not in known]:
             server = self._peer if self._server_of is None else self._server_of(model)
             if server == self._peer:
-                self._as_server[model] = _ServerRound(done, done)
+                self._as_server[model] = _ServerRound(round=done, done=done)
             else:
-                self._as_client[model] = _ClientRound(server, done, done)
+                self._as_client[model] = _ClientRound(server, round=done, done=done)
 
     def finished(self, number: int) -> bool:
         """Return whether this round is over: the means have arrived, or will not because a server is gone."""
@@ -515,21 +550,32 @@ class ServerMode(Mode):
         server.closed = server.round > server.done
 
     def admit(self, give: Give) -> bool:
-        """Defer a client's transfer unless the server is in that round; credit untagged transfers at once."""
+        """As a server, defer a client's transfer unless it is of the round that is open, or an earlier one.
+
+        All other transfers are credited at once.
+        """
         server = self._as_server.get(give.model)
-        if give.tag is None or give.tag[1] != GATHER or server is None:
+        if give.tag is None or server is None:
             return True
-        return server.round > server.done and give.tag[0] <= server.round and not server.closed
+        number, exchange = give.tag
+        if exchange != GATHER:
+            return True
+        is_open = server.round > server.done and not server.closed
+        return is_open and number <= server.round
 
     def credited(self, give: Give) -> None:
         """Note a client's weight, or that the mean has arrived."""
-        self._note(give, give.weight)
+        self._note_arrival(give, give.weight)
 
     def refused(self, give: Give) -> None:
         """Note a refused transfer: as a server average without that client; as a client end the round."""
-        self._note(give, 0)
+        self._note_arrival(give, 0)
 
-    def _note(self, give: Give, weight: int) -> None:
+    def _note_arrival(self, give: Give, weight: int) -> None:
+        """Note that a transfer was credited or refused.
+
+        weight: what the server owes to the client for it, and sends back with the mean.
+        """
         if give.tag is None:
             return
         number, exchange = give.tag
@@ -575,10 +621,15 @@ class ServerMode(Mode):
 
     def snapshot(self) -> dict[str, Any]:
         """Return the progress of every model."""
-        servers = self._as_server.items()
         return {
-            "clients": {v: [c.round, c.done, c.sent] for v, c in self._as_client.items()},
-            "own": {v: [s.round, s.done, s.closed, dict(s.weights)] for v, s in servers},
+            "clients": {
+                model: [client.round, client.done, client.sent]
+                for model, client in self._as_client.items()
+            },
+            "own": {  # the models that this peer averages
+                model: [server.round, server.done, server.closed, dict(server.weights)]
+                for model, server in self._as_server.items()
+            },
             "gone": sorted(self._gone),
         }
 
@@ -598,7 +649,10 @@ class ServerMode(Mode):
         return gossiper.push(model, shares, now, tag, exact_shares=True)
 
     def _end_gathering(self, gossiper: Gossiper, model: str) -> None:
-        """Do what is left to do before the mean is sent back; here nothing: all mass is absorbed."""
+        """Called before the mean is sent back. A hook for subclasses; does nothing here.
+
+        The mass that this peer holds already is the mean, since every transfer was added to it.
+        """
 
     def _step_client(
         self, gossiper: Gossiper, model: str, client: _ClientRound, now: float
@@ -608,14 +662,14 @@ class ServerMode(Mode):
             return
         if weight == 0:
             gossiper.counters["nothing-to-give"] += 1
-            client.done = client.round
+            client.done = client.round  # without weight it takes no part in the round
         elif client.server in gossiper.free_neighbours(model, online_only=False):
             tag = (client.round, GATHER)
             pushed = self._send(gossiper, model, {client.server: weight}, now, tag)
             # If the value cannot be sent, tell the server to average without it.
             client.sent = pushed or gossiper.skip(model, [client.server], now, tag)
         elif client.server in self._gone.difference(gossiper.neighbours(model)):
-            client.done = client.round  # the server went while we trained: continue without a mean
+            client.done = client.round  # the server left while we trained: continue without a mean
 
     def _step_server(
         self, gossiper: Gossiper, model: str, server: _ServerRound, now: float
@@ -623,7 +677,7 @@ class ServerMode(Mode):
         if not server.closed:
             server.closed = server.weights.keys() >= set(gossiper.neighbours(model))
         if server.closed:
-            # A transfer may have arrived from a client that is gone: its mass stays in the average.
+            # A client may be gone after its transfer was credited: its mass stays in the average.
             for peer in self._gone.difference(gossiper.neighbours(model)):
                 server.weights.pop(peer, None)
             free = gossiper.free_neighbours(model, online_only=False)

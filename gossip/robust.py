@@ -262,7 +262,7 @@ class SteadyMode(Mode):
 
     # --- receiving ------------------------------------------------------------------------------
 
-    def moved(self, gossiper: Gossiper, give: Give) -> Array | str:
+    def value_after(self, gossiper: Gossiper, give: Give) -> Array | str:
         """Return the own value after a received one has moved it, or why the received one is void."""
         model, key = give.model, self._key_of(give.sender)
         if defect := self._defect(gossiper, give):
@@ -285,7 +285,7 @@ class SteadyMode(Mode):
         return gossiper.value(model) + step
 
     def would_move(self, gossiper: Gossiper, give: Give) -> Array | str:
-        """Return what `moved` would once our value counts; changes nothing, to study what a liar can do."""
+        """Return what `value_after` would once our value counts; changes nothing: for studies of liars."""
         if defect := self._defect(gossiper, give):
             return defect
         if not gossiper.injected(give.model) or self.allowance(give.model, give.sender) < 1:
@@ -503,7 +503,7 @@ class RobustRoundsMode(RoundsMode):
         super().__init__(exchanges, sources=sources)
         self._collected = _Collected(rule, hostile)
 
-    def moved(self, gossiper: Gossiper, give: Give) -> Array | str:
+    def value_after(self, gossiper: Gossiper, give: Give) -> Array | str:
         """Keep a value of this exchange until all have arrived; one of an earlier exchange is void."""
         progress = self._progress.get(give.model)
         if progress is None or give.tag != (progress.round, progress.exchange):
@@ -552,7 +552,7 @@ class RobustServerMode(ServerMode):
         super().__init__(peer, servers, server_of)
         self._collected = _Collected(rule, hostile)
 
-    def moved(self, gossiper: Gossiper, give: Give) -> Array | str:
+    def value_after(self, gossiper: Gossiper, give: Give) -> Array | str:
         """As a server keep a client's value until all have arrived; as a client adopt the mean."""
         if give.tag is None:
             return "late"
@@ -565,7 +565,7 @@ class RobustServerMode(ServerMode):
 
     def credited(self, give: Give) -> None:
         """Note a client that gets the mean back, or that the mean has arrived."""
-        self._note(give, 1)
+        self._note_arrival(give, 1)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the progress of every model, and the values of the present round."""

@@ -592,14 +592,14 @@ class Peer:
         settling = self._settling
         await settling.confirm_presence()
         if self._settles(link):
-            if not await settling.stay():
+            if not await settling.keep_pushing():
                 return Event.LOST_AGREEMENT
             await link.worker.run(link.engine.gossiper.close)
             link.announce_leaving()  # averaging is over: newcomers need not wait for a value from us
             await self._test(link)
         else:
             await link.publish_record({})  # publishes the new phase to observers of the metrics
-        await settling.drain()
+        await settling.wait_for_transfers()
         return Event.ALL_DONE
 
     async def _hand_over(self, link: Link) -> Event:

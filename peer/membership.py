@@ -4,6 +4,12 @@ To join, it needs valid credentials (with trust), a free name, all expected peer
 models as they have. It leaves when all peers have finished and agree, or earlier when it is asked to; then it
 publishes a goodbye. Every wait in this module has a timeout. Reminders tell what will expire: its invitation,
 and the certificates of its connection.
+
+Most functions take a `Link`, which is one session of the peer as the event loop sees it. Its `engine` is the
+peer's state, which `worker` changes on another thread; its `roster` is what other peers publish. Of a peer
+that was started again, `engine.returning` says that it took part before, and `engine.restored` that it
+continues its former session, from a checkpoint. `settings.paced` is true in the modes without rounds in
+lockstep (async and steady).
 """
 
 from __future__ import annotations
@@ -37,30 +43,37 @@ from .settings import AUTO_MODELS, Settings
 _log = logging.getLogger(__name__)
 
 DAY = 86400.0
-NOTICE = 7 * DAY
-"""Seconds before its end from which on something is mentioned, once a day."""
+REMIND_BEFORE = 7 * DAY
+"""Seconds before something expires in which reminders of it are logged."""
 
 
 class Reminders:
     """Logs what expires within a week, once a day.
 
-    peer: for log lines. ends: what expires, with the remedy, and when, in seconds since 1970.
+    peer: for log lines.
+    expiries: when things expire, in seconds since 1970. The keys are sentences with the word "expires", which
+        log lines replace with "has expired" or "expires in 3 days": "its invitation expires: ask for …".
     """
 
-    def __init__(self, peer: str, ends: Mapping[str, float]) -> None:
-        self._peer, self._ends = peer, dict(ends)
-        self._last = -inf
+    def __init__(self, peer: str, expiries: Mapping[str, float]) -> None:
+        self._peer, self._expiries = peer, dict(expiries)
+        self._last_logged = -inf
 
     def check(self, now: float) -> None:
-        """Log everything that has less than a week left, if the last time was a day ago; now: wall clock."""
-        due = {what: end for what, end in self._ends.items() if end - now < NOTICE}
-        if not due or 0 <= now - self._last < DAY:
+        """Log what has expired or will within a week, unless that was logged in the last 24 hours.
+
+        now: by the wall clock.
+        """
+        due = {
+            text: expiry for text, expiry in self._expiries.items() if expiry - now < REMIND_BEFORE
+        }
+        if not due or 0 <= now - self._last_logged < DAY:
             return
-        self._last = now
-        for what, end in due.items():
-            left = end - now
+        self._last_logged = now
+        for text, expiry in due.items():
+            left = expiry - now
             when = "has expired" if left <= 0 else f"expires in {_duration(left)}"
-            _log.warning("peer %s: %s", self._peer, what.replace("expires", when, 1))
+            _log.warning("peer %s: %s", self._peer, text.replace("expires", when, 1))
 
 
 def _duration(seconds: float) -> str:
@@ -69,8 +82,8 @@ def _duration(seconds: float) -> str:
     return f"{int(number)} {unit}{'' if int(number) == 1 else 's'}"
 
 
-def certificate_end(path: Path) -> float | None:
-    """Return when the first certificate in a PEM file expires; None if it cannot be read."""
+def certificate_expiry(path: Path) -> float | None:
+    """Return when the first certificate in a PEM file expires (Unix time); None if it cannot be read."""
     from cryptography import x509
 
     try:
@@ -129,7 +142,7 @@ class Credentials:
 
 
 def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
-    """Return the security layer of one session; every session has new exchange keys."""
+    """Return the security layer of one session; every session has new keys for the key exchange."""
     if credentials is None:
         _log.warning(
             "peer %s: trust is off: every client of the broker can read and forge messages",
@@ -138,9 +151,11 @@ def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
         return NullSecurity(link.name)
     if link.settings.mode != "steady" and link.settings.robust == "none":
         _log.info(
-            "peer %s: in %s mode every member is trusted with the average; if some may be hostile, use "
-            'mode = "steady" (or robust, in rounds and server)', link.name, link.settings.mode,
+            "peer %s: in %s mode any member can spoil the average; if some may be hostile, use "
+            'mode = "steady" (or the setting robust, in the modes rounds and server)',
+            link.name, link.settings.mode,
         )  # fmt: skip
+    # Patterns of the names of partial models that the swarm may form later, which the invitation must allow.
     later_models = AUTO_MODELS if link.settings.sharing == "auto" else ()
     with peer_errors(link.name):
         return SwarmSecurity(
@@ -157,17 +172,18 @@ def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
 async def claim_name(link: Link, undelivered_ending: Ending | None) -> None:
     """Check that the name is free, and save the session. Other peers cannot see the session yet.
 
-    undelivered_ending: of a former session whose goodbye no broker accepted; it is published first.
+    undelivered_ending: how a former session ended, if no broker accepted its goodbye; that goodbye is
+        published first.
     """
-    generation = await _free_generation(link)
+    generation = await _check_name(link)
     others = link.roster.online().values()
-    _refuse_midway(link, any(status.phase != "starting" for status in others))
+    _refuse_late_join(link, any(status.phase != "starting" for status in others))
     if undelivered_ending is not None:
         await link.send_status(goodbye_of(undelivered_ending, generation))
     await link.open(generation)
     if link.settings.founder and not link.engine.returning:
-        # Before the card is published: other peers push as soon as they see it, and a first value received
-        # without own mass would replace the founder's values.
+        # Before the card is published: other peers push as soon as they see it, and the first value that a
+        # peer receives while it has no mass replaces its own values. A founder must keep them.
         await _begin_counting(link, as_founder=True)
 
 
@@ -180,11 +196,14 @@ async def wait_for_others(link: Link) -> None:
     _refuse_mismatch(link)
     await link.wait_for_engine()
     # Check again: a peer that was offline during the first check may be online now.
-    _refuse_midway(link, await link.worker.run(link.engine.neighbours_are_ahead))
-    settings, view = link.settings, link.view
-    if not (settings.founder and not link.engine.returning):
-        # In lockstep modes a late peer was refused above, so all peers start together and found.
-        await _begin_counting(link, as_founder=not settings.paced and bool(view.waiting))
+    _refuse_late_join(link, await link.worker.run(link.engine.neighbours_are_ahead))
+    settings = link.settings
+    has_founded = settings.founder and not link.engine.returning  # in claim_name
+    if not has_founded:
+        # In lockstep modes a late peer was refused above, so all peers start together, each as a founder.
+        await _begin_counting(link, as_founder=not settings.paced and bool(link.view.waiting))
+    # `waiting` are the partial models in which our weight does not count yet. Where no other peer counts, we
+    # found the model after `silence` seconds.
     deadline = link.machine.monotonic() + settings.silence
     while link.view.waiting and link.machine.monotonic() < deadline:
         await link.next_turn()
@@ -195,27 +214,34 @@ async def wait_for_others(link: Link) -> None:
 def goodbye_of(ending: Ending, generation: int) -> Status:
     """Return the goodbye for an ending."""
     return Status(
-        "left", ending.report["session"], ending.phase, ending.reason, ending.statement,
-        counts=ending.counts, generation=generation, reclaimed=ending.reclaimed,
+        "left", session=ending.report["session"], phase=ending.phase, reason=ending.reason,
+        statement=ending.statement, reclaimed=ending.reclaimed,
+        counts=ending.counts, generation=generation,
     )  # fmt: skip
 
 
 async def _begin_counting(link: Link, *, as_founder: bool) -> None:
-    """Let our weight count as soon as the bootstrap allows it; see Bootstrap.begin."""
+    """Let our weight count in each partial model as soon as that is safe (see bootstrap.py).
+
+    as_founder: let it count at once, at our own values, instead of waiting for values of peers that count.
+    """
     all_online = bool(link.settings.expect) and not link.engine.returning
     now = link.machine.monotonic()
     await link.worker.run(link.engine.begin, now, as_founder=as_founder, all_online=all_online)
 
 
 async def _wait_for_expected(link: Link) -> None:
-    """Wait until all peers of `expect` are online, on a graph those that are neighbours; PeerError after
-    start_timeout."""
+    """Wait until all peers of `expect` are online; on a graph, only those that are our neighbours.
+
+    Raises PeerError after start_timeout.
+    """
     settings = link.settings
     start = last_log = link.machine.monotonic()
-    # A returning peer does not wait: some expected peers may have finished. A new lockstep session does.
-    rejoins = link.engine.returning and (link.engine.restored or settings.paced)
-    expected = set() if rejoins else set(settings.expect) - {link.name}
-    if settings.watched is not None:
+    # A peer that took part before does not wait, since some expected peers may have finished; but in lockstep
+    # it does if its session is new, because that one must start together with the others.
+    skips_wait = link.engine.returning and (link.engine.restored or settings.paced)
+    expected = set() if skips_wait else set(settings.expect) - {link.name}
+    if settings.watched is not None:  # on a graph: our neighbours, whose cards alone we receive
         expected &= settings.watched
     while missing := sorted(expected - link.roster.online_with_card()):
         _refuse_mismatch(link)  # an expected peer may have left again because of a mismatch
@@ -236,11 +262,14 @@ async def _wait_for_expected(link: Link) -> None:
         await asyncio.sleep(10 * settings.tick)  # let retained cards arrive
 
 
-async def _free_generation(link: Link) -> int:
-    """Return the generation (see presence.Card) to join with; PeerError if another device has the name.
+async def _check_name(link: Link) -> int:
+    """Return the generation to join with; raise PeerError if another device has the name.
 
     Publishes a probe on our own status topic: the broker delivers a retained status before the probe, and a
     device that is online under the name answers with its status.
+
+    A device is new if it never had the name. Otherwise `link.generation` is its own generation, and another
+    device has replaced it if a higher one is seen under the name.
     """
     probe = Status("offline", link.session, reason="asks whether its name is free")
     deadline = link.machine.monotonic() + link.engine.limits.name_grace
@@ -253,40 +282,45 @@ async def _free_generation(link: Link) -> int:
                 await link.probe_delivered.wait()
         await asyncio.sleep(2 * link.settings.tick)  # for the answer of a device that is online
         status = link.status_under_our_name
-        generation = max(link.highest_generation, 1 if status is None else status.generation)
+        highest_seen = max(link.highest_generation, 1 if status is None else status.generation)
         if status is None and is_new_device and may_replace:
             # The broker may have lost the retained messages of the other device.
-            return max(link.generation, generation) + 1
-        if generation > link.generation and not is_new_device and not may_replace:
+            return max(link.generation, highest_seen) + 1
+        if highest_seen > link.generation and not is_new_device and not may_replace:
             raise Replaced(link.name, link.settings.swarm)
-        if status is None or status.session in (link.session, *link.engine.history.sessions):
-            if generation > link.generation and not is_new_device:  # and may_replace
-                return _replacing_generation(link, generation)
-            return max(link.generation, generation)
+        own_sessions = (link.session, *link.engine.history.sessions)
+        if status is None or status.session in own_sessions:
+            if highest_seen > link.generation and not is_new_device:  # and may_replace
+                return _replacing_generation(link, highest_seen)
+            return max(link.generation, highest_seen)
         if status.state == "left":
-            return max(link.generation, generation)
+            return max(link.generation, highest_seen)
         if not is_new_device and status.generation < link.generation:
             return link.generation  # the status is of a device that ours has replaced
-        if may_replace and (is_new_device or generation > link.generation):
-            return _replacing_generation(link, generation)
+        if may_replace and (is_new_device or highest_seen > link.generation):
+            return _replacing_generation(link, highest_seen)
         if not is_new_device and status.state == "offline":
             return link.generation  # we had the name before, and no device has replaced us
         if status.state == "offline" and link.dead_session == status.session:
-            return generation
+            return highest_seen  # the other device's session was declared dead
         if link.machine.monotonic() > deadline or status.state == "offline":
             raise PeerError(_name_taken(link, status))
         link.probe_delivered.clear()
 
 
-def _replacing_generation(link: Link, generation: int) -> int:
-    """Return the generation with which to replace another device of our name."""
+def _replacing_generation(link: Link, highest_seen: int) -> int:
+    """Return the generation with which to replace another device of our name.
+
+    highest_seen: the highest generation of any device of our name.
+    """
     if link.engine.restored:  # other peers gave up our session when the other device joined
         raise SessionOver("another device had its name meanwhile")
     _log.warning("peer %s: replaces another device of the same name", link.name)
-    return generation + 1
+    return highest_seen + 1
 
 
 def _name_taken(link: Link, status: Status) -> str:
+    """Return the error text for a name that another device has; status: that of the other device."""
     location = f"in swarm {link.settings.swarm!r} (session {status.session})"
     if status.state == "online":
         return (
@@ -300,7 +334,7 @@ def _name_taken(link: Link, status: Status) -> str:
     )
 
 
-def _refuse_midway(link: Link, others_are_ahead: bool) -> None:
+def _refuse_late_join(link: Link, others_are_ahead: bool) -> None:
     """Raise PeerError if other peers already train in a lockstep mode (rounds or server)."""
     if not link.settings.paced and not link.engine.restored and others_are_ahead:
         raise PeerError(
@@ -312,7 +346,7 @@ def _refuse_midway(link: Link, others_are_ahead: bool) -> None:
 def _refuse_mismatch(link: Link) -> None:
     """Raise PeerError if another peer's models or settings do not match ours, and that peer came first or
     is an expected one. So of two such peers the later one fails, or both if they expect each other."""
-    for (other, _), difference in link.roster.mismatches.items():
+    for (other, _model_or_setting), difference in link.roster.mismatches.items():
         since = link.roster.session_start(other)
         came_first = since is not None and (since, other) < (link.session_began, link.name)
         if came_first or other in link.settings.expect:
@@ -328,12 +362,14 @@ HAND_OVER_SHARE = 0.8
 class Settling:
     """After training: reach agreement with the neighbours, then wait for the other peers and open transfers.
 
-    `settle` runs in the state SETTLING; `confirm_presence`, `stay` and `drain` run in the state DONE.
+    The methods are called in the order `settle`, `confirm_presence`, `keep_pushing`, `wait_for_transfers`:
+    the first in the state SETTLING of lifecycle.py, the others in the state DONE.
     """
 
     def __init__(self, link: Link):
         self._link, self._engine, self._settings = link, link.engine, link.settings
         self._deadline: float | None = None
+        """The end of settle_timeout for `settle` and `keep_pushing` together; see `_push_until`."""
         self.timed_out = False
 
     async def settle(self) -> None:
@@ -357,10 +393,11 @@ class Settling:
             await self._link.next_turn()
         await self._link.wait_for_engine()
 
-    async def stay(self) -> bool:
-        """Push until all peers are done; return False if mass that came late has ended our own agreement.
+    async def keep_pushing(self) -> bool:
+        """Push until all peers are done; return False if we must settle again.
 
-        Such mass comes from a peer that was offline, or was taken back from a peer that was given up.
+        That is so if mass that came late has moved our values away from those of others. Such mass comes
+        from a peer that was offline, or was taken back from a peer that was given up.
         """
         if self.timed_out:
             return True
@@ -371,7 +408,7 @@ class Settling:
         # Agreement may have been lost and reached again meanwhile: then not all peers are done yet.
         return not await self._lost_agreement() and self._all_done()
 
-    async def drain(self) -> None:
+    async def wait_for_transfers(self) -> None:
         """Wait until no transfer is open and all peers are done, or settle_timeout is over."""
         link = self._link
         deadline = self._now() + self._settings.settle_timeout
@@ -413,6 +450,7 @@ class Settling:
         return self._link.machine.monotonic()
 
     async def _agreed(self) -> bool:
+        """Return whether no other peer trains, and the last received values agree with ours."""
         link = self._link
         if link.view.waiting:
             return False  # our own weight must count first
@@ -421,12 +459,13 @@ class Settling:
         return not link.roster.online() or await self._agrees(self._settings.settle_tolerance)
 
     async def _lost_agreement(self) -> bool:
-        """Return whether the last received values are clearly (three tolerances) farther away than agreed."""
+        """Return whether the last received values differ from ours by more than three tolerances."""
         return bool(self._link.roster.online()) and not await self._agrees(
             3 * self._settings.settle_tolerance
         )
 
     async def _agrees(self, tolerance: float) -> bool:
+        """Return whether the last received values are within a relative distance of ours."""
         engine = self._engine
         return await self._link.worker.run(engine.agreement.reached, engine.gossiper, tolerance)
 
@@ -442,9 +481,9 @@ async def hand_over(link: Link) -> None:
 
     A peer that has already reached agreement keeps its mass, and only waits for its open transfers.
     """
-    run, deadline = link.worker.run, HAND_OVER_SHARE * link.settings.leave_timeout
+    run, timeout = link.worker.run, HAND_OVER_SHARE * link.settings.leave_timeout
     try:
-        async with asyncio.timeout(deadline):
+        async with asyncio.timeout(timeout):
             while not await run(link.engine.hand_over):
                 link.wake()
                 await link.next_turn()
@@ -452,35 +491,37 @@ async def hand_over(link: Link) -> None:
         _log.warning(
             "peer %s: could not hand over all its mass within %g s; it keeps the rest",
             link.name,
-            deadline,
+            timeout,
         )
         return
     if not await run(link.engine.gossiper.is_drained):
         _log.info("peer %s: keeps its mass: no neighbour stays that could take it", link.name)
 
 
-async def deliver_goodbye(link: Link, goodbye: Status, within: float) -> tuple[str, list[Event]]:
+async def deliver_goodbye(link: Link, goodbye: Status, seconds: float) -> tuple[str, list[Event]]:
     """Publish our goodbye, within so many seconds.
 
-    Returns why the broker did not accept it (empty if it did), and the events that came before it.
+    Returns why the broker did not accept it (empty if it did), and the presence events of other peers, such
+    as their goodbyes, that the broker delivered before ours.
     """
-    earlier: list[Event] = []
+    earlier_events: list[Event] = []
     is_published = False
     try:
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(seconds):
             await _publish_goodbye(link, goodbye)
             is_published = True
-            earlier = await link.earlier_goodbyes()
+            earlier_events = await link.earlier_goodbyes()
     except (TimeoutError, TransportError, TrustError) as error:
         if not is_published:
             return str(error) or link.transport.connection.cause or "it does not answer", []
-    return "", earlier
+    return "", earlier_events
 
 
 async def _publish_goodbye(link: Link, goodbye: Status) -> None:
     """Publish a goodbye; while it is too large, drop the older half of its statement and try again.
 
-    The oldest rows are the most likely to be obsolete.
+    The statement has a row for each sender and partial model: the last transfer that we received. Senders of
+    the oldest rows are the least likely to need them still.
     """
     while True:
         try:

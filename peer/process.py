@@ -32,7 +32,7 @@ from .bootstrap import load_trained
 from .exits import ExitCode, PeerError, first_error, report_alive, stop_signals
 from .lifecycle import Connect, Peer, Report
 from .machine import Machine, from_saved
-from .membership import certificate_end
+from .membership import certificate_expiry
 from .monitoring import serve_metrics, summary_families
 from .settings import Limits
 from .spec import LOG_JSON, WITH_PARENT, BrokerAddress, PeerSpec, ProcessSpec, mqtt_connect
@@ -53,7 +53,7 @@ def certificate_ends(broker: BrokerAddress) -> dict[str, float]:
     }
     ends = {}
     for file, remedy in remedies.items():
-        if file is not None and (end := certificate_end(Path(file))) is not None:
+        if file is not None and (end := certificate_expiry(Path(file))) is not None:
             ends[f"certificate {file} expires: {remedy}"] = end
     return ends
 

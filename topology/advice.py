@@ -1,8 +1,8 @@
 """Advice on graphs: the fewest links that connect all partial models, and topologies ranked within a budget.
 
 Bridging (adding links until every partial model's subgraph is connected) is a set-cover problem, since one
-link may serve many models. It is solved exactly, as an integer program whose constraints (some added link
-must leave a component) are added when a solution violates them.
+link may serve many models. It is solved exactly, as an integer program. Each of its constraints says that one
+of the added links must leave a certain component; constraints are added when a solution violates them.
 """
 
 from collections import Counter
@@ -35,19 +35,19 @@ MAX_EXACT_LINKS = 4000
 
 @dataclass(frozen=True)
 class Bridging:
-    """Links to add, and what for. `least` is True if it is known that no smaller set exists."""
+    """Links to add, and what for. `is_smallest`: whether it is known that no smaller set exists."""
 
     edges: tuple[Edge, ...]
-    least: bool
+    is_smallest: bool
     purpose: str = "connect partial models"
 
 
-def bridge(graph: nx.Graph, members: Members, exact: int = MAX_EXACT_LINKS) -> Bridging:
+def bridge(graph: nx.Graph, members: Members, max_exact_links: int = MAX_EXACT_LINKS) -> Bridging:
     """Return the smallest set of links whose addition connects every partial model's subgraph.
 
     Links between peers with few links are preferred. `bridged` adds the links to the graph.
 
-    exact: as MAX_EXACT_LINKS.
+    members: the peers of each partial model.
     """
     disconnected = {
         model: subgraph
@@ -55,15 +55,15 @@ def bridge(graph: nx.Graph, members: Members, exact: int = MAX_EXACT_LINKS) -> B
         if len(components(subgraph)) > 1
     }
     if not disconnected:
-        return Bridging((), True)
+        return Bridging((), is_smallest=True)
     peers_by_model = [frozenset(subgraph) for subgraph in disconnected.values()]
     if not graph.is_directed() and _are_nested(peers_by_model):
-        return Bridging(tuple(sorted(_chain_components(graph, disconnected))), True)
-    candidates = _candidate_links(graph, disconnected, exact)
+        return Bridging(tuple(sorted(_chain_components(graph, disconnected))), is_smallest=True)
+    candidates = _candidate_links(graph, disconnected, max_exact_links)
     chosen = _smallest_set(graph, disconnected, candidates) if candidates is not None else None
     if chosen is not None:
-        return Bridging(tuple(sorted(chosen)), True)
-    return Bridging(tuple(sorted(_chain_components(graph, disconnected))), False)
+        return Bridging(tuple(sorted(chosen)), is_smallest=True)
+    return Bridging(tuple(sorted(_chain_components(graph, disconnected))), is_smallest=False)
 
 
 def bridged(graph: nx.Graph, bridging: Bridging) -> nx.Graph:
@@ -74,11 +74,12 @@ def bridged(graph: nx.Graph, bridging: Bridging) -> nx.Graph:
 
 
 def _candidate_links(
-    graph: nx.Graph, disconnected: Mapping[str, nx.Graph], exact: int
+    graph: nx.Graph, disconnected: Mapping[str, nx.Graph], max_links: int
 ) -> list[Edge] | None:
-    """Return one link for each set of components that a link can join; None if there are too many.
+    """Return links among which a smallest set is to be found; None if they would be more than `max_links`.
 
-    Peers in the same component of the same models are interchangeable: they form a class.
+    Peers that have the same models, and are in the same component of each, are interchangeable: they form a
+    class. So one link between two classes is enough, if it joins components of at least one model.
     """
     components_of_peer: dict[int, list[tuple[str, int]]] = {}
     for model, subgraph in disconnected.items():
@@ -88,12 +89,13 @@ def _candidate_links(
     classes: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for peer in sorted(components_of_peer, key=lambda peer: (graph.degree(peer), peer)):
         classes.setdefault(tuple(components_of_peer[peer]), []).append(peer)
-    if len(classes) ** 2 > 2 * exact:
+    if len(classes) ** 2 > 2 * max_links:  # about half of that is the number of pairs
         return None
-    uses: Counter[int] = Counter()  # of each peer as the end of a candidate
+    uses: Counter[int] = Counter()  # how many of the links each peer has
     edges: list[Edge] = []
     pairs = permutations if graph.is_directed() else combinations
     for a, b in pairs(classes, 2):
+        # Whether in some model that both classes have they are in different components.
         components_of_b = dict(b)
         joins_components = any(components_of_b.get(model, number) != number for model, number in a)
         if joins_components:
@@ -106,33 +108,33 @@ def _candidate_links(
 def _smallest_set(
     graph: nx.Graph, disconnected: Mapping[str, nx.Graph], candidates: list[Edge]
 ) -> list[Edge] | None:
-    """Return the fewest candidates that connect all models, by an integer program; None if that fails.
+    """Return the fewest candidates that connect all models; None if that takes too long or fails.
 
-    Each constraint says that one of some candidates must be chosen. Constraints that a solution violates are
-    added until there are none.
+    Each constraint says that at least one of certain candidates must be chosen. Constraints that a solution
+    violates are added, and the program is solved again, until it violates none.
     """
     members = {model: frozenset(subgraph.nodes) for model, subgraph in disconnected.items()}
-    rows: list[list[bool]] = []  # of constraints: which candidates satisfy it
+    constraints: list[list[bool]] = []  # for each, which candidates satisfy it
     chosen: list[Edge] = []
     for _ in range(200):
-        old_count = len(rows)
+        old_count = len(constraints)
         for model, subgraph in disconnected.items():
             joined = subgraph.copy()
-            joined.add_edges_from(e for e in chosen if members[model].issuperset(e))
-            rows += [
+            joined.add_edges_from(edge for edge in chosen if members[model].issuperset(edge))
+            constraints += [
                 [
                     _link_leaves(edge, peers, members[model], graph.is_directed())
                     for edge in candidates
                 ]
                 for peers in _closed_sets(joined)
             ]
-        if len(rows) == old_count:
+        if len(constraints) == old_count:
             return chosen
-        matrix = np.array(rows, dtype=float)
-        constraint = LinearConstraint(matrix, lb=1)  # pyright: ignore[reportArgumentType]
+        matrix = np.array(constraints, dtype=float)
+        at_least_one = LinearConstraint(matrix, lb=1)  # pyright: ignore[reportArgumentType]
         ones = np.ones(len(candidates))
         solution = milp(
-            ones, integrality=ones, bounds=(0, 1), constraints=constraint,
+            ones, integrality=ones, bounds=(0, 1), constraints=at_least_one,
             options={"time_limit": 20},
         )  # fmt: skip
         if not solution.success:
@@ -144,7 +146,7 @@ def _smallest_set(
 def _link_leaves(
     edge: Edge, peers: frozenset[int], members: frozenset[int], directed: bool
 ) -> bool:
-    """Return whether a link leads from `peers` to another member (or back, if undirected)."""
+    """Return whether a link leads from `peers` to another member; an undirected link leads both ways."""
     u, v = edge
     if u not in members or v not in members:
         return False
@@ -152,9 +154,10 @@ def _link_leaves(
 
 
 def _closed_sets(graph: nx.Graph) -> Iterator[frozenset[int]]:
-    """Yield sets of peers that no link leaves, so that an added link must leave each of them.
+    """Yield sets of peers that no link leaves; to connect the graph, added links must leave each of them.
 
-    There are none if the graph is connected.
+    They are the components; of a directed graph, the strongly connected components without links to others
+    (sinks), and the complements of those without links from others (sources). A connected graph has none.
     """
     if not isinstance(graph, nx.DiGraph):
         closed = components(graph)
@@ -166,17 +169,18 @@ def _closed_sets(graph: nx.Graph) -> Iterator[frozenset[int]]:
     all_peers = frozenset(graph.nodes)
     for component in condensed:
         peers = frozenset(condensed.nodes[component]["members"])
-        if condensed.out_degree(component) == 0:
+        is_sink, is_source = not condensed.out_degree(component), not condensed.in_degree(component)
+        if is_sink:
             yield peers
-        if condensed.in_degree(component) == 0:
+        if is_source:
             yield all_peers - peers
 
 
 def _are_nested(models: Sequence[frozenset[int]]) -> bool:
     """Return whether of any two models one contains the other, or they have no peer in common.
 
-    Then no search is needed: each model, the smallest first, needs one link less than it has components,
-    and any links that connect a small model help the larger models around it equally.
+    Then no search is needed. Models are connected one by one, the smallest first; each needs one link less
+    than it has components, and a larger model gains the same from whichever links connect a smaller one.
     """
     return all(a <= b or b <= a or not a & b for a, b in combinations(models, 2))
 
@@ -191,7 +195,8 @@ def _chain_components(graph: nx.Graph, disconnected: Mapping[str, nx.Graph]) -> 
     for subgraph in sorted(disconnected.values(), key=len):
         joined = subgraph.copy()
         joined.add_edges_from(edge for edge in added if edge[0] in joined and edge[1] in joined)
-        if isinstance(joined, nx.DiGraph):  # a circle of all sources and sinks connects everything
+        if isinstance(joined, nx.DiGraph):
+            # Links in a circle through all strongly connected components that are sources or sinks.
             condensed = nx.condensation(joined)
             sources_and_sinks = [
                 condensed.nodes[node]["members"]
@@ -212,9 +217,9 @@ def _chain_components(graph: nx.Graph, disconnected: Mapping[str, nx.Graph]) -> 
 # --- topologies within a budget -------------------------------------------------------------------
 
 RATED_STEPS = 16
-"""A schedule without a period is rated as if its first 16 steps repeated."""
+"""A schedule (a graph that changes over time) without a period is rated as if its first 16 steps repeated."""
 ALL_PEERS = "everybody"
-"""What advice calls the model that all peers have."""
+"""The name of the model of all peers, which is rated like the partial models."""
 
 
 @dataclass(frozen=True)
@@ -222,10 +227,11 @@ class Candidate:
     """A topology that fits the budget.
 
     `topology` is its name for configs. `slowest` is the partial model that averages most slowly, `rate` its
-    |λ2| per exchange, and `exchanges` its number of exchanges until the tolerance is reached. `sends` is the
-    number of messages of the busiest peer in one exchange, `messages` the number per peer until the tolerance
-    is reached. `reason` says why it is fast or slow. `added` are the bridging links. `error` is the fraction
-    of the first error that remains when the byte budget is spent (None without a budget).
+    |λ2| (the factor by which an exchange reduces the error), and `exchanges` its number of exchanges until
+    the tolerance is reached. `sends` is the number of messages that the busiest peer sends in one exchange,
+    `messages` the mean number per peer until the tolerance is reached. `reason` says why it is fast or slow.
+    `added` are the bridging links. `error` is the fraction of the initial error that remains when the byte
+    budget is spent (None without a budget).
     """
 
     topology: str
@@ -258,21 +264,25 @@ def candidate_specs(peers: int, degree: int | None, groups: int = 1) -> Iterator
         if peers * count % 2 == 0 and count < peers:
             yield f"regular:{count}"
             break
-    for count in (links // 2 * 2, (links - 2) // 2 * 2):
+    for count in (links // 2 * 2, (links - 2) // 2 * 2):  # the two largest even numbers
         if 4 <= count < peers:
             yield f"watts-strogatz:{count}:0.3"
-    if groups > 1:  # between groups a link for every peer, or one or two links per group
+    if groups > 1:
+        # Groups form a circle, and each is a regular graph. Two groups that are neighbours in the circle are
+        # joined by as many links as a group has peers, by two links, or by one.
         size = peers // groups
-        neighbours = 1 if groups == 2 else 2  # of a group, in the circle of groups
-        for inner, between in ((links - neighbours, size), (links - 1, 2), (links - neighbours, 1)):
-            if inner > 1 and _has_regular_groups(peers, groups, inner):
-                yield f"clusters:{groups}:{between}:{inner}"
+        adjacent = 1 if groups == 2 else 2  # groups next to each group
+        for inner_degree, links_between in (
+            (links - adjacent, size), (links - 1, 2), (links - adjacent, 1),
+        ):  # fmt: skip
+            if inner_degree > 1 and _has_regular_groups(peers, groups, inner_degree):
+                yield f"clusters:{groups}:{links_between}:{inner_degree}"
     yield "one-peer-exponential"
     yield from (f"random-matchings:{RATED_STEPS}", f"rotating-rings:{RATED_STEPS}")
 
 
 def _has_regular_groups(peers: int, groups: int, degree: int) -> bool:
-    """Return whether groups of these sizes can be regular graphs of this degree."""
+    """Return whether all of so many groups, of about equal sizes, can be regular graphs of this degree."""
     sizes = {peers // groups, ceil(peers / groups)}
     return all(size * degree % 2 == 0 and degree < size for size in sizes)
 
@@ -294,10 +304,10 @@ def links_to_add(graph: nx.Graph, members: Members, needed: int) -> tuple[Edge, 
             degree, peer = min((degree, peer) for peer, degree in degrees.items())
             if degree >= enough:
                 break
-            others = [o for o in degrees if o != peer and not grown.has_edge(peer, o)]
-            # Of peers with equally few links the farthest: such links also make the graph mix faster.
+            others = [each for each in degrees if each != peer and not grown.has_edge(peer, each)]
+            # Of peers with equally few links, choose the farthest: long links also make averaging faster.
             hops = nx.single_source_shortest_path_length(grown, peer)
-            other = min(others, key=lambda o: (degrees[o], -hops.get(o, len(grown)), o))
+            other = min(others, key=lambda each: (degrees[each], -hops.get(each, len(grown)), each))
             grown.add_edge(peer, other)
             added.append((peer, other))
     return tuple(added)
@@ -322,8 +332,10 @@ def advise(
         Bytes that a peer may send in one averaging (the mean over peers), and bytes of one message. With a
         budget, topologies are ranked by the error that remains when it is spent, else by exchanges.
     members
-        Partial models that must be connected: disconnected ones are bridged, within `degree`. The slowest
-        model decides.
+        The peers of partial models. Models that a topology does not connect are bridged, if `degree` allows
+        the links. A topology is rated by the model that averages most slowly.
+    tolerance
+        The fraction of the initial error at which averaging ends.
     specs
         The topologies to rank; by default those of `candidate_specs`.
     """
@@ -345,8 +357,12 @@ def advise(
             )
         except TopologyError as error:
             refused.append((spec, " ".join(str(error).split())))
-    # Exchanges come before the rate: an exact schedule has rate 0, but still needs its whole period.
-    ranked.sort(key=lambda c: (c.error or 0.0, c.exchanges, round(c.rate, 9), c.messages))
+    # Exchanges come before the rate: a schedule that averages exactly has rate 0, but needs its whole period.
+    ranked.sort(
+        key=lambda candidate: (
+            candidate.error or 0.0, candidate.exchanges, round(candidate.rate, 9), candidate.messages
+        )
+    )  # fmt: skip
     return Advice(tuple(ranked), tuple(refused))
 
 
@@ -360,50 +376,57 @@ def _rate_topology(
     tolerance: float,
     seed: Seed,
 ) -> Candidate:
-    """Return the candidate of a topology; raise TopologyError if it does not fit peers or degree."""
+    """Return a topology with its ratings; raise TopologyError if it does not fit peers or degree.
+
+    The parameters are those of `advise`; models: `members`, with the model of all peers.
+    """
     kind, _ = parse(spec)
     added: tuple[Edge, ...] = ()
     reason = REASONS.get(kind, "")
     if kind in SCHEDULES:
         schedule = build_schedule(spec, peers, seed)
-        sends, per_exchange = _traffic(schedule)
-        _check_degree(sends, degree)
+        most_sends, mean_sends = _traffic(schedule)
+        _check_degree(most_sends, degree)
     else:
         graph = build(spec, peers, seed)
         _check_degree(_traffic(static(graph))[0], degree)
         bridging = bridge(graph, models)
         graph, added = bridged(graph, bridging), bridging.edges
         schedule = static(graph)
-        sends, per_exchange = _traffic(schedule)
+        most_sends, mean_sends = _traffic(schedule)
         if added:
-            _check_degree(sends, degree, f", {len(added)} of them to connect partial models")
+            _check_degree(most_sends, degree, f", {len(added)} of them to connect partial models")
         bridges, cut_peers = weak_spots(graph)
         if bridges or cut_peers:
-            count = f"{len(cut_peers)} peers and {len(bridges)} links"
-            reason += f"; losing any one of {count} splits it"
+            weak = f"{len(cut_peers)} peers and {len(bridges)} links"
+            reason += f"; losing any one of {weak} splits it"
     slowest, pace = _slowest(schedule, models, tolerance)
     error = None
     if budget is not None:
-        affordable = int(budget // (message * per_exchange))
-        # An exact schedule averages exactly at the end of its period; before, nothing is certain.
+        affordable = int(budget // (message * mean_sends))  # exchanges
+        # Some schedules average exactly at the end of their period. Before it nothing is known: count all of
+        # the initial error as remaining.
         period = pace.exact_after
         error = pace.rate**affordable if period is None else float(affordable < period)
     if len(models) > 1 and slowest != ALL_PEERS:
         reason += f"; the slowest model is {slowest}"
-    messages = pace.exchanges * per_exchange
+    messages = pace.exchanges * mean_sends
     return Candidate(
-        spec, pace.rate, sends, messages, pace.exchanges, reason, slowest, added, error
+        spec, pace.rate, most_sends, messages, pace.exchanges, reason, slowest, added, error
     )
 
 
 def _check_degree(sends: int, degree: int | None, note: str = "") -> None:
-    """Raise TopologyError if the busiest peer sends more messages in an exchange than `degree`."""
+    """Raise TopologyError if the busiest peer sends more messages in an exchange than `degree`.
+
+    note: added to the error message after the number of links.
+    """
     if degree is not None and sends > degree:
-        raise TopologyError(f"its busiest peer has {sends} links{note}, the budget is {degree}")
+        raise TopologyError(f"its busiest peer has {sends} links{note}, the limit is {degree}")
 
 
 def _traffic(schedule: Schedule) -> tuple[int, float]:
-    """Return the most messages of a peer in one exchange, and the mean messages per peer and exchange."""
+    """Return how many messages a peer sends in one exchange: at most, and on average."""
     busiest, total = 0, 0
     steps = schedule.period or RATED_STEPS
     for step in range(steps):

@@ -109,7 +109,7 @@ class AutoSharing:
         suitable = [check_learner(learner) for learner in learners]
         fewest = min(len(learner.samples[1]) for learner in suitable)
         if len(suitable) < MIN_PEERS:
-            self.reason = f"{len(suitable)} peers are too few to compare; it takes {MIN_PEERS}"
+            self.reason = f"{len(suitable)} peers are too few to decide; it takes {MIN_PEERS}"
         elif fewest < MIN_SAMPLES:
             self.reason = (
                 f"a peer has {fewest} training samples; holding some out takes {MIN_SAMPLES}"
@@ -181,10 +181,10 @@ class AutoSharing:
         """Return the plan that follows, made by the first peer; mean: the statistics as it knows them."""
         plan, planner, peers = self.plan, self._planner, len(self._members)
         statistics = Statistics(plan.layout, mean, spread=plan.spread)
-        if planner.is_missing(plan, statistics, self._round, peers, MIN_PEERS):
+        if planner.must_wait(plan, statistics, self._round, peers, MIN_PEERS):
             return planner.prolonged(plan, self._round)
         if plan.deciding and not (plan.spread or plan.candidates) and self._members[0].is_slow:
-            return planner.slower(plan)
+            return planner.next_with_slow_spread(plan)
         return planner.next(replace(plan, until=self._round), statistics)
 
 

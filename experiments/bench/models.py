@@ -254,9 +254,11 @@ MAX_QUIET, MAX_DECIDING = 0.10, 0.35
 changes are compared."""
 WARM_UP, ROUNDS = 6, 6
 """Rounds before times are measured, and measured rounds."""
-DECIDING = AutoOptions(learned=1e9, quiet=10**9)
+DECIDING = AutoOptions(learned_loss_share=1e9, max_without_hint=10**9)
 """Compare changes in every round from the third on, whatever the losses are."""
-QUIET = AutoOptions(learned=1e9, quiet=0, look_again=1e9, alarm=1e9)
+QUIET = AutoOptions(
+    learned_loss_share=1e9, max_without_hint=0, next_look_factor=1e9, alarm_factor=1e9
+)
 """Hold nothing out after the first date, in the fifth round."""
 
 

@@ -68,7 +68,7 @@ DEFAULT_PEERS = 16
 GROUP_KEYS = ("group", "club", "community", "block")
 """Node attributes that name a peer's group; the first that a graph has is used."""
 
-NO_LINKS_ADDED = Bridging((), True)
+NO_LINKS_ADDED = Bridging((), is_smallest=True)
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def describe_bridging(added: Bridging, labels: Mapping[int, str] | None = None) 
     """Return a line that says which links bridging added, and whether they are the fewest possible."""
     links = name_links(added.edges, labels, limit=len(added.edges))
     count = f"{len(added.edges)} link{'s' * (len(added.edges) != 1)}"
-    note = "the fewest possible" if added.least else "perhaps not the fewest: too many to try"
+    note = "the fewest possible" if added.is_smallest else "perhaps not the fewest: too many to try"
     return f"bridged: {count} added to {added.purpose} ({note}): {links}"
 
 

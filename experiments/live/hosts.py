@@ -41,8 +41,8 @@ def parse_peers(text: str, peers: int) -> list[int]:
     return sorted(chosen)
 
 
-class Part:
-    """This host's part of a swarm; peers: the indices of those that run here."""
+class HostPart:
+    """This host's part of a swarm that runs on several hosts; peers: the indices of those that run here."""
 
     def __init__(
         self, config: Config, swarm: str, broker: BrokerAddress, peers: Sequence[int]
@@ -65,7 +65,7 @@ class Part:
         asyncio.run(self._announce())
 
     @asynccontextmanager
-    async def present(self) -> AsyncIterator[None]:
+    async def keep_published(self) -> AsyncIterator[None]:
         """Keep this host's record published while its peers run; if it crashes, its last will clears it."""
         async with self._client(will=Will(self._topic, b"")) as transport:
             await transport.publish(self._topic, self._record, retain=True)
@@ -111,11 +111,11 @@ class Part:
                 "now, try again in a minute"
             )
 
-    def share(self, reports: Mapping[str, Record]) -> dict[str, Record]:
+    def exchange_reports(self, reports: Mapping[str, Record]) -> dict[str, Record]:
         """Publish the reports of this host's peers; return those of all hosts, if this one collects them."""
-        return asyncio.run(self._share(dict(reports)))
+        return asyncio.run(self._exchange_reports(dict(reports)))
 
-    async def _share(self, reports: dict[str, Record]) -> dict[str, Record]:
+    async def _exchange_reports(self, reports: dict[str, Record]) -> dict[str, Record]:
         async with self._client() as transport:
             for name, report in reports.items():
                 await transport.publish(

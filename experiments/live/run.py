@@ -48,7 +48,7 @@ from ..results import (
     read_records,
     write_json,
 )
-from .hosts import Part
+from .hosts import HostPart
 from .layout import SwarmLayout
 
 Record = dict[str, Any]
@@ -71,11 +71,11 @@ class Outcome:
     events: list[str]
     """Messages for the user, such as a restart of a peer."""
     traffic: Traffic = field(default_factory=Traffic)
-    """Message counts with compression and skipped pushes, summed over all peers and models."""
+    """What compression and skipped pushes did to messages, summed over all peers and models."""
     gain: SwarmGain | None = None
-    """What peers gain by taking part, by the peers that have a lone twin; None if there are none."""
+    """How much better peers are than their lone twins (copies that never average); None if there are none."""
     decided: list[str] = field(default_factory=list)
-    """What peers have decided about their sharing, a sentence each."""
+    """With `sharing = "auto"`: the changes of what is shared that peers decided on, a sentence each."""
 
     @property
     def bytes(self) -> int:
@@ -117,11 +117,12 @@ def run_live(
 ) -> Outcome:
     """Run a config as a live swarm of processes and return its results.
 
+    source: where the config comes from, for error messages.
     folder: where results are written. Must be new or empty, except for the keys in `trust`: peers would
         resume from the checkpoints of another run.
     watch: serve a page of the swarm while it runs, and print its address.
     log_json: write the peers' log lines as JSON objects.
-    on_planned: called after the config was checked, before the first results are written.
+    on_planned: called when the config has been checked, before the first results are written.
     peers: the indices of the peers that run here; all others run on other hosts (see hosts.py).
 
     If the metrics cannot be written, for example because the disk is full, the swarm still runs to its end;
@@ -130,34 +131,34 @@ def run_live(
     layout = SwarmLayout(config, source, Swarm(config, source))
     spec, part = replace(layout.plan(folder, broker), log_json=log_json), None
     if peers is not None:
-        part = Part(config, spec.swarm, spec.broker, peers)
+        part = HostPart(config, spec.swarm, spec.broker, peers)
         spec = replace(spec, peers=[spec.peers[index] for index in peers])
         part.announce()
     on_planned()
     if config.sharing == "auto":
-        _warn_about_deciding(layout)
+        _warn_what_stays_shared(layout)
     if (folder / "config.json").exists():
         raise ConfigError(f"{folder}: holds the results of another swarm; name another folder")
     write_json(make_folder(folder) / "config.json", config.model_dump(mode="json"))
-    links = None if layout.graph is None else layout.graph.graph
-    write_peers(folder / PEERS_FILE, [layout.facts(i) for i in range(config.peers)], links)
+    graph = None if layout.graph is None else layout.graph.graph
+    write_peers(folder / PEERS_FILE, [layout.facts(i) for i in range(config.peers)], graph)
     events: list[str] = []
     board = Board(config, events)
     with (
-        _MetricsFile(folder / "metrics.jsonl", events) as file,
+        _MetricsFile(folder / "metrics.jsonl", events) as metrics_file,
         RecordFile(folder / EVENTS_FILE) as event_file,
         watching(watch, spec.broker, spec.swarm, spec.peers[0].settings.owner),
     ):
 
-        def tell(event: str) -> None:
+        def add_event(event: str) -> None:
             events.append(event)
             event_file.write({"time": time.time(), "text": event})
 
-        def record(values: Record) -> None:
-            file.write(values)
+        def add_record(values: Record) -> None:
+            metrics_file.write(values)
             board.update(values)
 
-        swarm = LocalSwarm(spec, on_record=record, on_event=tell)
+        swarm = LocalSwarm(spec, on_record=add_record, on_event=add_event)
         live = Live(board.table(), console=console.err, refresh_per_second=4)
         try:
             with contextlib.nullcontext() if quiet else live:
@@ -166,19 +167,23 @@ def run_live(
             if not quiet and not console.err.is_terminal:
                 console.err.print()  # without a terminal, rich does not end the table's last line
     outcome = collect(config, spec, events, part)
-    if file.failure is not None:
-        raise cannot_write(outcome.records, file.failure)
+    if metrics_file.failure is not None:
+        raise cannot_write(outcome.records, metrics_file.failure)
     return outcome
 
 
-def _warn_about_deciding(layout: SwarmLayout) -> None:
-    """Say what peers that decide by themselves what they share will leave as it is."""
+def _warn_what_stays_shared(layout: SwarmLayout) -> None:
+    """Warn of what peers will not change although they decide by themselves what they share.
+
+    That is: cells of partial models given by hand, everything if peers are too few, and parts that are not
+    trained.
+    """
     config = layout.config
     if layout.by_hand is not None and (text := by_hand_text(layout.by_hand)):
         console.warn(text)
     if config.peers < MIN_PEERS:
         console.warn(
-            f"everything stays shared: {config.peers} peers are too few to compare; it takes {MIN_PEERS}"
+            f"everything stays shared: {config.peers} peers are too few to decide; it takes {MIN_PEERS}"
         )
     learner = layout.swarm.member(0).learner
     if isinstance(learner, SgdLearner) and (text := untrained_text(learner)):
@@ -201,13 +206,17 @@ class _MetricsFile(RecordFile):
             self.failure = error
 
 
-async def _run(swarm: LocalSwarm, show: Callable[[], None], part: Part | None = None) -> None:
-    """Run a swarm until it ends or a signal stops it. Calls `show` four times per second and at the end."""
-    async with contextlib.nullcontext() if part is None else part.present():
-        await _run_here(swarm, show)
+async def _run(swarm: LocalSwarm, show: Callable[[], None], part: HostPart | None = None) -> None:
+    """Run a swarm, or this host's part of it; see `_run_until_stopped`."""
+    async with contextlib.nullcontext() if part is None else part.keep_published():
+        await _run_until_stopped(swarm, show)
 
 
-async def _run_here(swarm: LocalSwarm, show: Callable[[], None]) -> None:
+async def _run_until_stopped(swarm: LocalSwarm, show: Callable[[], None]) -> None:
+    """Run a swarm until it ends or a signal stops it. Calls `show` four times per second and at the end.
+
+    Raises KeyboardInterrupt if a signal stopped it.
+    """
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
 
@@ -235,6 +244,7 @@ class Board:
         self._received_at: dict[str, float] = {}
         self._started = time.monotonic()
         self._decided: dict[str, None] = {}
+        """The sentences of `Outcome.decided` so far, each once, in the order of arrival."""
 
     def update(self, record: Record) -> None:
         """Store a peer's metrics record; ignores an invalid record and one of a peer not in the config."""
@@ -262,22 +272,27 @@ class Board:
             caption_justify="left",
         )  # fmt: skip
         decides = config.sharing == "auto"
-        for name in ("peer", "session", "phase", "peers averaged", *["groups"] * decides):
+        groups_column = ["groups"] if decides else []
+        for name in ("peer", "session", "phase", "peers averaged", *groups_column):
             table.add_column(name)
-        named = console.metric_columns(record.get("metrics", {}) for record in latest)
-        for name in ("round", "accuracy", *named, "disagreement", "packets", "MB sent", "s ago"):
+        named_metrics = console.metric_columns(record.get("metrics", {}) for record in latest)
+        for name in (
+            "round", "accuracy", *named_metrics, "disagreement", "packets", "MB sent", "s ago",
+        ):  # fmt: skip
             table.add_column(name, justify="right")
         for peer, record in self._latest.items():
             if not record:
-                table.add_row(peer, "", "starting", *[""] * (7 + decides + len(named)))
+                table.add_row(peer, "", "starting")
                 continue
-            disagreement = [f"{m} {distance:.0e}" for m, distance in record["disagreement"].items()]
+            disagreement = [
+                f"{model} {distance:.0e}" for model, distance in record["disagreement"].items()
+            ]
             accuracy = f"{record['accuracy']:.3f}" if "accuracy" in record else ""
             table.add_row(
                 peer, record["session"][:6], record["phase"], _averaged_members(record),
-                *[_groups(record)] * decides,
+                *([_groups(record)] if decides else []),
                 _rounds(record["round"], config), accuracy,
-                *console.metric_cells(record.get("metrics", {}), named), "  ".join(disagreement),
+                *console.metric_cells(record.get("metrics", {}), named_metrics), "  ".join(disagreement),
                 str(record["packets"]), f"{record['bytes'] / 1e6:.1f}",
                 f"{now - self._received_at[peer]:.1f}",
             )  # fmt: skip
@@ -290,13 +305,15 @@ def _rounds(trained: int, config: Config) -> str:
 
 
 def _groups(record: Record) -> str:
-    """Return the groups that a peer is in, and how many peers are: "group2-0 of 5"."""
-    members = record.get("members")
-    pairs = members.items() if isinstance(members, dict) else ()
-    groups = {  # the end of a name stands for the assignment
-        model.rpartition("-")[0]: pair[1]
-        for model, pair in pairs
-        if model.startswith("group") and model.count("-") == 2 and isinstance(pair, list)
+    """Return the groups that a peer is in, and how many peers each has: "group2-0 of 5".
+
+    They have partial models with names such as group2-0-1f3a: the number of the scheme, that of the group,
+    and a suffix that depends on the assignment (see models/sharing/assignment.py).
+    """
+    groups = {
+        model.rpartition("-")[0]: members
+        for model, (_, members) in _member_counts(record).items()
+        if model.startswith("group") and model.count("-") == 2
     }
     return "  ".join(f"{group} of {count}" for group, count in sorted(groups.items()))
 
@@ -306,23 +323,30 @@ def _averaged_members(record: Record) -> str:
 
     "all" if every member's weight counts in every model, else for example "global 3 of 4".
     """
-    members = record.get("members")
-    if not isinstance(members, dict):
+    if not isinstance(record.get("members"), dict):
         return ""
-    pairs = {model: pair for model, pair in members.items() if isinstance(pair, list)}
-    incomplete = {model: pair for model, pair in pairs.items() if pair[0] < pair[1]}
-    if not incomplete:
-        return "all"
-    return "  ".join(f"{model} {pair[0]} of {pair[1]}" for model, pair in incomplete.items())
+    incomplete = [
+        f"{model} {counting} of {members}"
+        for model, (counting, members) in _member_counts(record).items()
+        if counting < members
+    ]
+    return "  ".join(incomplete) or "all"
+
+
+def _member_counts(record: Record) -> dict[str, tuple[int, int]]:
+    """Return, by partial model, how many members' weights count, and how many members there are."""
+    members = record.get("members")
+    pairs = members.items() if isinstance(members, dict) else ()
+    return {model: (pair[0], pair[1]) for model, pair in pairs if isinstance(pair, list)}
 
 
 def collect(
-    config: Config, spec: SwarmSpec, events: list[str], part: Part | None = None
+    config: Config, spec: SwarmSpec, events: list[str], part: HostPart | None = None
 ) -> Outcome:
     """Read the networks, reports and metrics that the peers wrote; return and save the swarm's results.
 
-    part: of a swarm on several hosts; accuracies and weights are then those of all peers on the host that
-        collects them, and distances from the mean those among the peers of this host.
+    part: if the swarm runs on several hosts. The host that collects reports has the accuracies and weights of
+        all peers, other hosts those of their own; distances from the mean are among the peers of this host.
     """
     members: list[Member] = []
     accuracy: dict[str, float] = {}
@@ -331,11 +355,14 @@ def collect(
     traffic = Traffic()
     sharing: list[Record] = []
     gains: list[Gain] = []
-    everyone = Swarm(without_networks(config)).members()
-    reports = {each.name: report for each in everyone if (report := _report(spec.folder, each))}
+    # Without `network.trained`: each peer's final network is read from its file instead.
+    all_members = Swarm(without_networks(config)).members()
+    reports = {
+        member.name: report for member in all_members if (report := _report(spec.folder, member))
+    }
     if part is not None:
-        reports = part.share(reports)
-    for member in everyone:
+        reports = part.exchange_reports(reports)
+    for member in all_members:
         report, network = reports.get(member.name), spec.folder / f"{member.name}.safetensors"
         is_here = network.exists()
         if not report or not (is_here or part is not None):
@@ -351,12 +378,12 @@ def collect(
         if report.get("gain"):
             gains.append(Gain.from_dict(report["gain"]))
         for counts in report["compression"].values():
-            counts.pop("mean_distortion")
+            counts.pop("mean_distortion")  # Traffic computes it from the other counts
             traffic += Traffic(**counts)
         for model, (held, in_transfer, injected) in report["weight"].items():
             # Push-sum weights are integers: 2**32 is the weight of one peer.
-            weight_of_peer = np.array([held + in_transfer, injected]) / 2**32
-            weights[model] = weights.get(model, np.zeros(2)) + weight_of_peer
+            held_and_injected = np.array([held + in_transfer, injected]) / 2**32
+            weights[model] = weights.get(model, np.zeros(2)) + held_and_injected
     if not members:
         raise PeerError(f"no peer finished; their logs are in {spec.folder}")
     consensus = {}
@@ -367,24 +394,28 @@ def collect(
         values = torch.stack([members[index].network.read(model) for index in peers]).double()
         mean = values.mean(dim=0)
         consensus[model] = float((values - mean).norm(dim=1).max() / mean.norm())
-    shared = peers_of_model if part is None else weights
-    weight = {model: (float(weights[model][0]), float(weights[model][1])) for model in shared}
+    # On several hosts, other hosts may have models that no peer of this one has.
+    models = peers_of_model if part is None else weights
+    weight = {model: (float(weights[model][0]), float(weights[model][1])) for model in models}
     sentences: list[str] = []
     if sharing:
         merged = SharingReport.merged(sharing)
         write_json(spec.folder / SHARING_FILE, merged)
-        sentences = [one["sentence"] for one in merged["decisions"]]
+        sentences = [decision["sentence"] for decision in merged["decisions"]]
     gain = SwarmGain.of(gains, config.peers) if gains else None
     metrics = spec.folder / "metrics.jsonl"
     outcome = Outcome(accuracy, consensus, weight, metrics, events, traffic, gain, sentences)
-    table = asdict(outcome) | {"bytes": outcome.bytes}
-    del table["records"]
-    write_json(spec.folder / "outcome.json", table)
+    values_to_save = asdict(outcome) | {"bytes": outcome.bytes}
+    del values_to_save["records"]
+    write_json(spec.folder / "outcome.json", values_to_save)
     return outcome
 
 
 def _share_as_decided(member: Member, peer: str, record: Record) -> None:
-    """Give a network the partial models that its peer had at the end; peer: its name in the swarm."""
+    """Give a network the partial models that its peer had at the end.
+
+    peer: its name in the swarm (with trust, that of its key). record: the last assignment of cells to peers.
+    """
     network = member.network
     anatomy = network.slicing.anatomy.with_norm_parts(norm_layers(network.module))
     slices, graph = Assignment.from_record(anatomy, record).slices(peer)
@@ -419,8 +450,8 @@ def print_outcome(config: Config, outcome: Outcome) -> None:
     if sent and (traffic.messages or traffic.skipped):  # compression or skipped pushes were on
         uncompressed = sent + traffic.saved
         distortion = f"{traffic.mean_distortion:.2g} mean, {traffic.worst:.2g} worst"
-        times = f"{uncompressed / 1e6:.2f} MB, {uncompressed / sent:.2f} times as many"
-        rows.append(("bytes of an uncompressed run", times))
+        comparison = f"{uncompressed / 1e6:.2f} MB, {uncompressed / sent:.2f} times as many"
+        rows.append(("bytes of an uncompressed run", comparison))
         rows.append(("relative distortion of a message", distortion))
         rows.append(("messages skipped", str(traffic.skipped)))
     console.table(config.name, ["what", "value"], rows)
@@ -470,14 +501,14 @@ def _report(folder: Path, member: Member) -> Record:
 # Every peer swaps a different pair of labels, so output cells mean something else on every peer, while the
 # features that hidden cells compute are useful to all peers.
 AUTO = "assigned by itself"
-"""The scheme of the demo in which peers decide what they share."""
+"""The demo's swarm in which peers decide what they share."""
 SCHEMES = {
     "alone": None,
     "everything averaged": "64-30-10",
     AUTO: None,
     "partial models by hand": "64-30-0",
 }
-"""By name of the scheme, the layout of the global model's slice; None if no model is given."""
+"""The demo's swarms: for each, the layout of the global model's slice; None if the config has no model."""
 
 
 def demo_config(scheme: str, rounds: int = 80) -> Config:

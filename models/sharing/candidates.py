@@ -67,7 +67,7 @@ class Candidate:
         return 0 if isinstance(self.scheme, int) else max(self.scheme) + 1
 
     @property
-    def is_return(self) -> bool:
+    def shares_again(self) -> bool:
         """Whether all peers share the cells again."""
         return self.scheme == GLOBAL
 
@@ -93,7 +93,7 @@ class Candidate:
 
     def __str__(self) -> str:
         change = f"averaged in {self.groups} groups" if self.groups else "each peer's own"
-        if self.is_return:
+        if self.shares_again:
             change = "shared by all peers again"
         return f"{self._cells_in_words()} of {self._part_in_words()}: {change}"
 

@@ -37,7 +37,11 @@ class _Record(BaseModel):
 
 
 class AssignmentRecord(_Record):
-    """An Assignment. cells: by part and scheme, the cells of the part that have the scheme."""
+    """An Assignment; fields with the same name have the same meaning.
+
+    schemes: for each, the number of every peer's group. cells: by part and number of the scheme, the cells of
+    the part that have the scheme.
+    """
 
     given: Count = 0
     suffix: Annotated[str, Field(max_length=16, pattern="^[0-9a-f]*$")]
@@ -47,7 +51,7 @@ class AssignmentRecord(_Record):
 
 
 class CandidateRecord(_Record):
-    """A Candidate."""
+    """A Candidate. scheme: the number of a scheme of the assignment, or a new one: every peer's group."""
 
     part: str
     cells: Annotated[list[Index], Field(min_length=1)]
@@ -55,7 +59,7 @@ class CandidateRecord(_Record):
 
 
 class PlanRecord(_Record):
-    """A Plan."""
+    """A Plan; the fields have the same meaning."""
 
     assignment: AssignmentRecord
     version: Count
@@ -70,7 +74,7 @@ class PlanRecord(_Record):
 
 
 def check_record(record: object) -> None:
-    """Raise ModelError unless plain data has the form of a plan."""
+    """Raise ModelError unless plain data is a plan with valid fields (it may still not fit a network)."""
     try:
         PlanRecord.model_validate_json(json.dumps(record))
     except (ValidationError, TypeError, ValueError, RecursionError) as error:
@@ -78,73 +82,76 @@ def check_record(record: object) -> None:
         if isinstance(error, ValidationError):
             first = error.errors()[0]
             text = f"{first['loc']}: {first['msg']}"
-        raise ModelError(f"it has not the form of a plan: {text:.200}") from None
+        raise ModelError(f"it is not a valid plan: {text:.200}") from None
 
 
 MAX_VALUES = 256
-"""The most values of groups that a plan from outside may make peers average, per coordinate of the
-network."""
+"""A limit on the work that a received plan may cause: to compare its candidates, groups of peers average
+values, each group its own; these may be at most this many times as many as the network has parameters."""
 
 
 SPREAD = 4
-"""Where one averaging does not take values to all peers (in async mode, and on a sparse graph), these are the
-rounds in which values, and then losses, usually reach all of them. Peers wait until they have."""
+"""The value of `Plan.spread` where one averaging does not take values to all peers (in async mode, and on a
+sparse graph): values usually reach all peers within so many rounds, and then losses within as many. A plan
+lasts until they have."""
 
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """Constants of the procedure.
+    """Constants of the procedure by which a swarm decides what to share.
 
     They were chosen on seeds below 3000 of `gossamer study auto`, which reports the results of other seeds;
     the rule for small changes, on seeds 0 to 2.
     """
 
-    learned: float = 0.75
-    """Losses are compared once the training loss has fallen to this share of its first value. Networks that
-    have learned little differ mostly by chance."""
-    latest: int = 6
+    learned_loss_share: float = 0.75
+    """Held-out losses are compared once the training loss has fallen to this share of its first value.
+    Networks that have learned little differ mostly by chance."""
+    latest_start: int = 6
     """The round from which losses are compared even if the training loss has not fallen that far: where
     peers contradict each other, it may never fall."""
-    every: int = 2
-    """Rounds of a plan: between two decisions, and before candidates are compared, at the beginning and after
-    a change. Losses are measured in the first of them; until the last, gossip takes them to all peers."""
+    plan_rounds: int = 2
+    """For how many rounds a plan is followed. At the beginning and after a change there is a plan without
+    candidates; under the next one they are compared. Held-out losses are measured in the first of its rounds;
+    until the last, gossip takes them to all peers."""
     held_out: float = 0.3
     """The share of a peer's training samples that is held out in rounds in which losses are measured."""
     max_held_out: int = 60
     """The most samples that a peer holds out."""
     min_gain: float = 0.005
     """The smallest gain that counts, relative to the loss."""
-    errors: float = 3.0
+    min_errors: float = 3.0
     """How many standard errors the gain of a change of outputs must exceed, in a swarm of 16 peers; with
-    fewer peers it is more (`_quantile_ratio`). Half as many are enough for norm layers, which have few
+    fewer peers it is more (`_few_peers_factor`). Half as many are enough for norm layers, which have few
     values, so that a wrong decision costs little, and for sharing cells again. 1.5 times as many are needed
     for the parts below the outputs, which have many values."""
-    lead: float = 1 / 3
-    """A part is chosen before the parts below it only if its gain is at least this share of the largest gain.
-    Otherwise the peers differ in a lower part, and that difference only shows in this one too."""
-    later_gain: float = 0.05
+    min_lead: float = 1 / 3
+    """A part is chosen before the parts below it (those nearer to the inputs) only if its gain is at least
+    this share of the largest gain. Otherwise peers differ in a lower part, which only shows in this one."""
+    min_later_gain: float = 0.05
     """The smallest gain that counts after the first change. For some rounds after a change, other candidates
     seem to gain a little. For sharing cells again, `min_gain` still counts; for small changes
     (`Candidate.is_small`) it does if no other change gains enough."""
-    quiet: int = 2
+    max_without_hint: int = 2
     """After so many comparisons without even a hint of a gain, no more samples are held out."""
-    hint: float = 0.5
+    hint_share: float = 0.5
     """A gain is a hint if it exceeds this share of the standard errors that a change needs."""
     patience: int = 6
     """After so many comparisons without a change, no more samples are held out in any case."""
-    look_again: float = 2.0
-    """A swarm that holds no samples out decides again when its round number has grown by this factor."""
-    alarm: float = 1.15
-    """A swarm that holds no samples out decides again when the training loss exceeds the smallest of the last
-    three plans by this factor."""
+    next_look_factor: float = 2.0
+    """A swarm that has stopped holding samples out decides again when its round number has grown by this
+    factor."""
+    alarm_factor: float = 1.15
+    """A swarm that has stopped holding samples out decides again at once when the training loss exceeds the
+    smallest of the last three plans by this factor."""
 
 
 @dataclass(frozen=True)
 class Compared:
     """A candidate that was compared, with what was measured.
 
-    change: the candidate in words. gain, error: as in Decision. ratio: the mean V/σ² of its cells (see
-    `Statistics.ratios`).
+    change: the candidate in words. gain, error: as in Decision. ratio: the mean V/σ² of its cells, which is
+    how much their values vary between peers, relative to the noise of samples (see `Statistics.ratios`).
     """
 
     round: int
@@ -240,15 +247,15 @@ class Plan:
         candidates = tuple(
             Candidate.from_record(assignment, candidate) for candidate in record["candidates"]
         )
-        values = sum(
-            count_coordinates(columns) * candidate.groups
+        values = sum(  # each group averages the changed coordinates for itself
+            count_coordinates(coordinates) * candidate.groups
             for candidate in candidates
-            for _, columns in candidate.changes
+            for _, coordinates in candidate.changes
         )
         max_values = MAX_VALUES * anatomy.size
         if values > max_values:
             raise ModelError(
-                f"a plan averages {values} values of groups; the limit is {max_values}"
+                f"a plan makes groups average {values} values; the limit is {max_values}"
             )
         return cls(
             assignment, record["version"], record["round"], record["until"], candidates,
@@ -270,13 +277,14 @@ class Memory:
     first_loss: float = 0.0
     """The largest training loss at the beginning."""
     learned: bool = False
-    """Whether the training loss has fallen enough for losses to be compared."""
+    """Whether the training loss has fallen enough for held-out losses to be compared."""
     next_look: Count = 0
-    """The round at which a swarm that holds nothing out decides again."""
+    """The round at which a swarm that has stopped holding samples out decides again."""
     recent_losses: list[float] = field(default_factory=list)
     """Training losses at the ends of the last plans without held-out samples."""
     moved: list[Count] = field(default_factory=list)
-    """Cells that all peers shared before a decision and may share again, numbered through the network."""
+    """Cells that all peers shared until a decision changed that, numbered through the whole network. All
+    peers may share them again."""
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Memory:
@@ -287,7 +295,7 @@ class Memory:
             raise ModelError(f"the memory of a plan cannot be read: {error!s:.200}") from None
 
 
-_MEMORY = TypeAdapter(Memory)  # once: building it takes as long as reading a plan
+_MEMORY = TypeAdapter(Memory)  # made only once: that takes as long as reading a plan
 
 
 class Planner:
@@ -317,16 +325,19 @@ class Planner:
         """Every comparison that this planner has made."""
 
     @property
-    def quiet(self) -> bool:
-        """Whether peers should stop holding samples out: see `quiet` and `patience` of AutoOptions."""
+    def should_stop(self) -> bool:
+        """Whether peers should stop holding samples out.
+
+        See `max_without_hint` and `patience` of AutoOptions.
+        """
         memory, options = self.memory, self.options
         return (
-            memory.comparisons_without_hint >= options.quiet
+            memory.comparisons_without_hint >= options.max_without_hint
             or memory.comparisons >= options.patience
         )
 
-    def wake(self) -> None:
-        """Start to count comparisons from 0, so that the swarm decides again."""
+    def _restart_comparisons(self) -> None:
+        """Count comparisons from 0 again, so that `should_stop` is False."""
         self.memory.comparisons = self.memory.comparisons_without_hint = 0
 
     def first(self, assignment: Assignment, *, deciding: bool = True, spread: int = 0) -> Plan:
@@ -334,30 +345,30 @@ class Planner:
         return Plan(assignment, until=self.length(spread), deciding=deciding, spread=spread)
 
     def length(self, spread: int) -> int:
-        """Return how many rounds a plan lasts, unless it must wait; spread: as in Plan."""
-        return 2 * spread or self.options.every
+        """Return how many rounds a plan lasts if it need not wait for measurements; spread: as in Plan."""
+        return 2 * spread or self.options.plan_rounds
 
-    def slower(self, plan: Plan) -> Plan:
-        """Return the plan that follows where values turned out not to reach all peers at once."""
+    def next_with_slow_spread(self, plan: Plan) -> Plan:
+        """Return the next plan if values turned out not to reach all peers in one averaging."""
         return self._next(replace(plan, spread=SPREAD))
 
     def prolonged(self, plan: Plan, round_number: int) -> Plan:
         """Return the same plan for one more round."""
         return replace(plan, version=plan.version + 1, until=round_number + 1, chosen=None)
 
-    def is_missing(
-        self, plan: Plan, statistics: Statistics, round_number: int, online: int, fewest: int
+    def must_wait(
+        self, plan: Plan, statistics: Statistics, round_number: int, online: int, min_peers: int
     ) -> bool:
-        """Return whether what too few peers have measured has arrived for the next step.
+        """Return whether the measurements of too few peers have arrived to make the next plan.
 
-        Where values spread slowly, that is less than what all peers of the plan have measured that are
-        online; after twice the time that a plan takes, peers that have not arrived are no longer waited for.
+        Those of `min_peers` peers are needed. Where values spread slowly (`Plan.spread`), those of all peers
+        of the plan that are online are needed, until the plan has lasted twice as long as usual.
 
-        online: how many peers of the plan are. fewest: how many are needed in any case.
+        online: how many peers of the plan are online.
         """
         if not plan.deciding or not (plan.spread or plan.candidates):
             return False
-        needed = fewest
+        needed = min_peers
         if plan.spread and round_number < plan.round + 2 * self.length(plan.spread):
             needed = max(needed, online)
         arrived = statistics.measured if plan.candidates else int(statistics.present.sum())
@@ -370,52 +381,53 @@ class Planner:
         """
         loss = statistics.training_loss
         if not plan.deciding:
-            return self._next(plan, deciding=self._looks_again(loss, plan.until))
+            return self._next(plan, deciding=self._should_decide_again(loss, plan.until))
         if not plan.candidates:
             if not self._has_learned(loss, plan.until):
                 return self._next(plan)
             candidates = self._propose(plan, statistics)
             if candidates:
                 return self._next(plan, candidates=candidates)
-            return self._release(plan)  # nothing is left that could change
+            return self._stop_holding_out(plan)  # nothing is left that could change
         losses = statistics.losses
-        losses = losses[statistics.present & (losses[:, 0] > 0)]
-        present, with_output_copies, by_candidate = losses[:, 0], losses[:, 1], losses[:, 2:].T
-        # Candidates for the outputs use the copies of output layers, which are trained more than the shared
-        # layer. So they are compared with the mean of these copies, if that has the lower loss.
-        control = min(present, with_output_copies, key=np.mean)
+        losses = losses[statistics.present & (losses[:, 0] > 0)]  # rows of peers that have measured
+        current, with_output_copies, by_candidate = losses[:, 0], losses[:, 1], losses[:, 2:].T
+        # Every peer also trains a copy of its output layer that the network does not use (see statistics.py).
+        # Candidates for the outputs (level 0) try averages of these copies, which are trained more than the
+        # shared layer. So they are compared with the mean of all copies, if that has the lower loss.
+        baseline = min(current, with_output_copies, key=np.mean)
         changes = np.stack(
             [
-                candidate_losses - (control if candidate.level == 0 else present)
+                candidate_losses - (baseline if candidate.level == 0 else current)
                 for candidate, candidate_losses in zip(plan.candidates, by_candidate, strict=True)
             ]
         )
-        decision = self.decide(plan.until, plan.candidates, present, changes, statistics.ratios)
+        decision = self.decide(plan.until, plan.candidates, current, changes, statistics.ratios)
         if decision is not None:
             self.decisions.append(decision)
-        if self.quiet:
-            return self._release(plan)
+        if self.should_stop:
+            return self._stop_holding_out(plan)
         if decision is None or self.dry_run:
             return self._next(plan, candidates=self._propose(plan, statistics))
-        self._note_moved(decision.candidate)
+        self._remember_moved(decision.candidate)
         return self._next(
             plan,
             assignment=decision.candidate.assignment,
             chosen=plan.candidates.index(decision.candidate),
         )
 
-    def _note_moved(self, candidate: Candidate) -> None:
-        """Remember which cells may be shared again after a candidate was chosen."""
+    def _remember_moved(self, candidate: Candidate) -> None:
+        """Remember which cells all peers may share again (`Memory.moved`) after a candidate was chosen."""
         moved = set(self.memory.moved)
-        if candidate.is_return:
+        if candidate.shares_again:
             moved.difference_update(candidate.cell_numbers)
         else:
             moved.update(candidate.cell_numbers)
         self.memory.moved = sorted(moved)
 
-    def _release(self, plan: Plan) -> Plan:
-        """Return a plan under which peers train on the held-out samples again, until the next look."""
-        self.memory.next_look = ceil(self.options.look_again * plan.until) + 1
+    def _stop_holding_out(self, plan: Plan) -> Plan:
+        """Return a plan under which peers train on all samples, until the swarm decides again."""
+        self.memory.next_look = ceil(self.options.next_look_factor * plan.until) + 1
         self.memory.recent_losses = []
         return self._next(plan, deciding=False)
 
@@ -442,24 +454,27 @@ class Planner:
         )  # fmt: skip
         return tuple(candidates)
 
-    def _looks_again(self, loss: float, round_number: int) -> bool:
+    def _should_decide_again(self, loss: float, round_number: int) -> bool:
         """Return whether a swarm that holds no samples out should decide again.
 
         It should if the round `next_look` has come, or if the training loss has risen.
         """
         recent = self.memory.recent_losses
-        has_risen = bool(recent) and loss > self.options.alarm * min(recent)
+        has_risen = bool(recent) and loss > self.options.alarm_factor * min(recent)
         self.memory.recent_losses = [*recent[-2:], loss]
         if not has_risen and round_number < self.memory.next_look:
             return False
-        self.wake()
+        self._restart_comparisons()
         return True
 
     def _has_learned(self, loss: float, round_number: int) -> bool:
-        """Return whether networks have learned enough to be compared: see `learned` and `latest`."""
+        """Return whether networks have learned enough to be compared.
+
+        See `learned_loss_share` and `latest_start` of AutoOptions.
+        """
         self.memory.first_loss = max(self.memory.first_loss, loss)
-        has_fallen = loss < self.options.learned * self.memory.first_loss
-        self.memory.learned |= has_fallen or round_number >= self.options.latest
+        has_fallen = loss < self.options.learned_loss_share * self.memory.first_loss
+        self.memory.learned |= has_fallen or round_number >= self.options.latest_start
         return self.memory.learned
 
     def decide(
@@ -472,8 +487,8 @@ class Planner:
     ) -> Decision | None:
         """Compare candidates by their held-out losses; return the one that is chosen, or None.
 
-        losses: the present loss of every peer. changes: [candidates, peers], by how much each candidate would
-        change it. ratios: V/σ² of every cell, for the report.
+        losses: the current loss of every peer. changes: [candidates, peers], by how much each candidate would
+        change it. ratios: V/σ² of every cell (see Compared), for the report.
         """
         options, memory = self.options, self.memory
         memory.comparisons += 1
@@ -484,15 +499,19 @@ class Planner:
         relative = changes / mean_loss
         gains = -relative.mean(axis=1)
         errors = _standard_errors(relative)
-        needed = self._needed_errors(candidates) * _quantile_ratio(changes.shape[1])
+        needed_errors = self._needed_errors(candidates) * _few_peers_factor(changes.shape[1])
         min_gains = [
-            options.later_gain if memory.steps and not candidate.is_return else options.min_gain
+            options.min_later_gain
+            if memory.steps and not candidate.shares_again
+            else options.min_gain
             for candidate in candidates
         ]
-        is_large, is_certain = gains > min_gains, gains > needed * errors
+        is_large, is_certain = gains > min_gains, gains > needed_errors * errors
         certain = np.flatnonzero(is_large & is_certain).tolist()
         chosen = self._choose(certain, candidates, gains, relative)
-        if chosen is None and memory.steps:
+        if (
+            chosen is None and memory.steps
+        ):  # a small change may have a small gain: see `min_later_gain`
             certain = np.flatnonzero(is_certain & (gains > options.min_gain)).tolist()
             small = [index for index in certain if candidates[index].is_small]
             chosen = max(small, key=lambda index: float(gains[index]), default=None)
@@ -503,22 +522,26 @@ class Planner:
             for index, (candidate, gain, error) in results
         ]  # fmt: skip
         if chosen is None:
-            is_hint = is_large & (gains > options.hint * needed * errors)
+            is_hint = is_large & (gains > options.hint_share * needed_errors * errors)
             memory.comparisons_without_hint += not is_hint.any()
             return None
         memory.steps += 1
-        self.wake()
+        self._restart_comparisons()
         return Decision(
             round_number, candidates[chosen], float(gains[chosen]), float(errors[chosen])
         )
 
     def _needed_errors(self, candidates: Sequence[Candidate]) -> np.ndarray:
-        """Return how many standard errors each candidate's gain must exceed: see `errors` of AutoOptions."""
+        """Return how many standard errors each candidate's gain must exceed.
+
+        See `min_errors` of AutoOptions. Levels are 0 for the outputs, more for parts below them, and less for
+        norm layers.
+        """
         factors = [
-            0.5 if candidate.is_return else 1 + np.sign(candidate.level) / 2
+            0.5 if candidate.shares_again else 1 + np.sign(candidate.level) / 2
             for candidate in candidates
         ]
-        return self.options.errors * np.array(factors)
+        return self.options.min_errors * np.array(factors)
 
     def _choose(
         self,
@@ -529,7 +552,8 @@ class Planner:
     ) -> int | None:
         """Return the index of the candidate to choose; None if no gain is certain.
 
-        It is one of the lowest level that gains enough compared with others: see `lead` of AutoOptions.
+        It is one of the lowest level (see Candidate) that gains enough compared with others: see `min_lead`
+        of AutoOptions. Norm layers, whose levels are negative, need no such share of the largest gain.
 
         certain: the indices of candidates whose gain is certain. relative: [candidates, peers], the change of
         the loss, relative to the mean loss.
@@ -540,26 +564,29 @@ class Planner:
         best_gains = {level: float(max(gains[indices])) for level, indices in by_level.items()}
         largest = max(best_gains.values(), default=0.0)
         for level in sorted(by_level):
-            if level < 0 or best_gains[level] >= self.options.lead * largest:
-                return self._simplest(by_level[level], candidates, gains, relative)
+            if level < 0 or best_gains[level] >= self.options.min_lead * largest:
+                return self._most_shared(by_level[level], candidates, gains, relative)
         return None
 
-    def _simplest(
+    def _most_shared(
         self,
         indices: Sequence[int],
         candidates: Sequence[Candidate],
         gains: np.ndarray,
         relative: np.ndarray,
     ) -> int:
-        """Return the candidate that shares most, of those no worse than the best by one standard error.
+        """Return the candidate that shares most, of those that are within one standard error of the best.
 
-        Own norm statistics are preferred to those of groups, even if their gain is not certain by itself:
-        statistics are means over samples, not trained, so few samples are enough for them. Not so if the
-        gain of groups would be certain for outputs too: then the groups exist, and other parts may join them.
+        An exception are norm statistics: that each peer keeps its own is preferred to groups, even if the
+        gain of that is not certain by itself. Statistics are means over samples, not trained, so one peer's
+        samples are enough for them. But groups are chosen if their gain would be certain even by the stricter
+        rule for outputs: then the groups really exist, and may average other parts later.
+
+        indices: of the candidates to choose from, which are of one level.
         """
         best = max(indices, key=lambda index: gains[index])
-        needed = self.options.errors * _quantile_ratio(relative.shape[1])
-        is_certain = gains[best] > needed * _standard_errors(relative)[best]
+        needed_errors = self.options.min_errors * _few_peers_factor(relative.shape[1])
+        is_certain = gains[best] > needed_errors * _standard_errors(relative)[best]
         own_statistics = [
             index
             for index, candidate in enumerate(candidates)
@@ -570,7 +597,7 @@ class Planner:
         compared = [*indices, *own_statistics]
         difference = relative[compared] - relative[best]
         is_close = difference.mean(axis=1) <= _standard_errors(difference)
-        close = [index for index, close in zip(compared, is_close, strict=True) if close]
+        close = [index for index, keep in zip(compared, is_close, strict=True) if keep]
         if preferred := [index for index in close if index in own_statistics]:
             return preferred[0]
         return min(close, key=lambda index: candidates[index].assignment.distinct_values)
@@ -590,7 +617,7 @@ def _standard_errors(values: np.ndarray) -> np.ndarray:
     return values.std(axis=1, ddof=1) / np.sqrt(values.shape[1])
 
 
-def _quantile_ratio(peers: int) -> float:
+def _few_peers_factor(peers: int) -> float:
     """Return the factor by which more standard errors are needed than with 16 peers, for equal certainty.
 
     A standard error that is estimated from few peers is unreliable: a mean divided by it has Student's t

@@ -89,7 +89,7 @@ class SharingReport:
             "part": candidate.part,
             "cells": list(candidate.cells),
             "groups": groups,
-            "shared_again": candidate.is_return,
+            "shared_again": candidate.shares_again,
             "gain": decision.gain,
             "error": decision.error,
         }

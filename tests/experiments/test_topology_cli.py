@@ -118,7 +118,7 @@ def test_advise_ranks_with_reasons(topology: Run, tmp_path: Path) -> None:
     best = record["ranked"][0]["topology"]
     assert f'in a config: topology = "{best}"' in result.out
     assert f"{best}: {record['ranked'][0]['reason']}" in result.out
-    assert "not clique: its busiest peer has 31 links, the budget is 5" in result.out
+    assert "not clique: its busiest peer has 31 links, the limit is 5" in result.out
     assert (tmp_path / "a/advice.png").stat().st_size > 5000
 
 

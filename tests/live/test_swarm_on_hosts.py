@@ -11,7 +11,7 @@ import pytest
 from waiting import wait_until
 
 from gossamer.experiments.config.tables import ConfigError, load_config
-from gossamer.experiments.live.hosts import Part
+from gossamer.experiments.live.hosts import HostPart
 from gossamer.peer import Broker, BrokerAddress
 
 pytestmark = pytest.mark.live
@@ -93,13 +93,13 @@ def test_peers_of_a_crashed_host_may_run_elsewhere(tmp_path):
         assert crashed.stdout is not None
         assert crashed.stdout.readline() == "present\n"
         with pytest.raises(ConfigError, match="peer 1 runs on the host of peers 0-1 too"):
-            Part(config, "two-hosts", address, [1, 2]).announce()
+            HostPart(config, "two-hosts", address, [1, 2]).announce()
         crashed.kill()
         crashed.communicate()
 
         def is_free() -> bool:
             try:
-                Part(config, "two-hosts", address, [1, 2]).announce()
+                HostPart(config, "two-hosts", address, [1, 2]).announce()
             except ConfigError:
                 return False
             return True
@@ -111,13 +111,13 @@ def test_peers_of_a_crashed_host_may_run_elsewhere(tmp_path):
 STAY = """
 import asyncio, sys
 from gossamer.experiments.config.tables import load_config
-from gossamer.experiments.live.hosts import Part
+from gossamer.experiments.live.hosts import HostPart
 from gossamer.peer import BrokerAddress
 
 async def stay(part):
-    async with part.present():
+    async with part.keep_published():
         print("present", flush=True)
         await asyncio.Event().wait()
 
-asyncio.run(stay(Part(load_config(sys.argv[1]), "two-hosts", BrokerAddress(sys.argv[2]), [0, 1])))
+asyncio.run(stay(HostPart(load_config(sys.argv[1]), "two-hosts", BrokerAddress(sys.argv[2]), [0, 1])))
 """

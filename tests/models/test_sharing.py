@@ -212,7 +212,7 @@ def test_cells_that_a_decision_moved_can_be_shared_again_and_no_others() -> None
     candidates = propose(
         present, sketches, np.zeros(anatomy.first_cells[-1]), moved=[first, first + 2]
     )
-    [back] = [one for one in candidates if one.is_return]
+    [back] = [one for one in candidates if one.shares_again]
     assert (back.part, back.cells) == ("4", (0, 2))
     assert back.assignment.codes.tolist() == given.codes.tolist()
     assert "cells 0, 2 of the outputs (4): shared by all peers again" in str(back)
@@ -259,7 +259,7 @@ def test_a_gain_that_noise_could_explain_is_not_taken() -> None:
     planner = Planner(AutoOptions())
     assert decide(planner, [candidate(0)], 0.01, noise=0.02) is None
     assert decide(planner, [candidate(0)], 0.004, noise=1e-4) is None, "below the smallest gain"
-    assert planner.quiet
+    assert planner.should_stop
     found = decide(Planner(AutoOptions()), [candidate(0)], 0.05)
     assert found is not None
     assert found.gain == pytest.approx(0.05)
@@ -386,11 +386,11 @@ def test_sharing_again_takes_no_more_than_a_first_step() -> None:
 def test_it_waits_for_a_gain_that_is_not_certain_yet_but_not_for_ever() -> None:
     hoping, sure = Planner(AutoOptions()), Planner(AutoOptions())
     for date in range(AutoOptions().patience):
-        assert sure.quiet == (date >= AutoOptions().quiet)
-        assert not hoping.quiet
+        assert sure.should_stop == (date >= AutoOptions().max_without_hint)
+        assert not hoping.should_stop
         assert decide(sure, [candidate(0)], -0.01) is None
         assert decide(hoping, [candidate(0)], 0.02, noise=0.018) is None
-    assert hoping.quiet
+    assert hoping.should_stop
 
 
 def test_of_equal_gains_the_one_that_shares_most_is_taken() -> None:

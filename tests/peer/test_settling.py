@@ -47,7 +47,7 @@ async def states(settling: Settling) -> list[State]:
             await settling.settle()
             life.fire(Event.AGREED)
         else:
-            life.fire(Event.ALL_DONE if await settling.stay() else Event.LOST_AGREEMENT)
+            life.fire(Event.ALL_DONE if await settling.keep_pushing() else Event.LOST_AGREEMENT)
     return seen
 
 

@@ -53,7 +53,7 @@ def test_bridge_is_least(seed: int, directed: bool) -> None:
         for k in range(3)
     }
     found = bridge(graph, members)
-    assert found.least
+    assert found.is_smallest
     assert connected(bridged(graph, found), members)
     assert len(found.edges) == brute_least(graph, members)
 
@@ -81,14 +81,14 @@ def test_bridges_are_marked_and_the_graph_is_left_alone() -> None:
 def test_large_swarms_are_bridged_without_proof(directed: bool) -> None:
     graph = nx.gnp_random_graph(60, 0.01, seed=1, directed=directed)
     members = {"all": range(60), "even": range(0, 60, 2), "third": range(0, 60, 3)}
-    found = bridge(graph, members, exact=3)
-    assert not found.least
+    found = bridge(graph, members, max_exact_links=3)
+    assert not found.is_smallest
     assert connected(bridged(graph, found), members)
 
 
 def test_a_single_torn_model_of_many_parts_needs_one_link_less() -> None:
     found = bridge(nx.empty_graph(300), {"all": range(300), "one": [4]})
-    assert (len(found.edges), found.least) == (299, True)
+    assert (len(found.edges), found.is_smallest) == (299, True)
 
 
 def test_torn_models_are_named_with_their_peers() -> None:
@@ -155,7 +155,7 @@ def test_candidates_keep_the_budget_and_are_what_they_say() -> None:
             assert one.rate == pytest.approx(1 - spectral_gap(matrix), abs=1e-9)
     assert [one.exchanges for one in advice.ranked] == sorted(o.exchanges for o in advice.ranked)
     refused = dict(advice.refused)
-    assert refused["hypercube"] == "its busiest peer has 6 links, the budget is 4"
+    assert refused["hypercube"] == "its busiest peer has 6 links, the limit is 4"
 
 
 def test_schedules_are_rated_over_a_period() -> None:
