@@ -201,7 +201,7 @@ def goodbye_of(ending: Ending, generation: int) -> Status:
 
 
 async def _begin_counting(link: Link, *, as_founder: bool) -> None:
-    """Let our weight count as soon as the bootstrap allows it; see Bootstrap.begin."""
+    """Let our weight count as soon as the bootstrap allows it; see Bootstrap.start_deciding."""
     all_online = bool(link.settings.expect) and not link.engine.returning
     now = link.machine.monotonic()
     await link.worker.run(link.engine.begin, now, as_founder=as_founder, all_online=all_online)
