@@ -333,15 +333,15 @@ class Gossiper:
 
     def neighbours(self, model: str) -> list[str]:
         """Return the neighbours, online or not, that a model may be pushed to, sorted by name."""
-        return self._neighbours.sharing(model)
+        return self._neighbours.receivers(model)
 
     def reachable_neighbours(self, model: str) -> list[str]:
         """Return the neighbours that a model may be pushed to and that are online now."""
-        return self._neighbours.sharing(model, online_only=True)
+        return self._neighbours.receivers(model, online_only=True)
 
     def free_neighbours(self, model: str, *, online_only: bool = True) -> list[str]:
         """Return the neighbours to which no transfer of this model is open."""
-        peers = self._neighbours.sharing(model, online_only=online_only)
+        peers = self._neighbours.receivers(model, online_only=online_only)
         if self.ledger.reclaimed:
             return [peer for peer in peers if self._is_free(peer, model)]
         open_transfers = self.ledger.open
@@ -354,7 +354,7 @@ class Gossiper:
         """
         if self.mode.weightless:
             return []
-        staying = self._neighbours.staying(model)
+        staying = self._neighbours.staying_receivers(model)
         return [peer for peer in staying if not self._reclaimed_from(peer, model)]
 
     def _is_free(self, peer: str, model: str) -> bool:
@@ -397,7 +397,7 @@ class Gossiper:
         """
         self._check_model(model)
         for peer, share in shares.items():
-            if not (self._neighbours.shares(peer, model) and self._is_free(peer, model)):
+            if not (self._neighbours.is_receiver(peer, model) and self._is_free(peer, model)):
                 raise ValueError(
                     f"push {model!r} to {peer!r}: not a neighbour for it, or a transfer is open"
                 )
@@ -523,7 +523,7 @@ class Gossiper:
         if not self._neighbours.reachable(edge[0]):
             return
         age, delays = now - transfer.opened, self._delays_of(transfer.give)
-        if not transfer.overdue and age >= delays.silence_timeout():
+        if not transfer.overdue and age >= delays.overdue_timeout():
             transfer = self.ledger.update(edge, overdue=True)
         if (
             not transfer.recalling

@@ -1,5 +1,10 @@
 """The transfers of one peer: those that are open, its verdicts on received ones, and its neighbours.
 
+A receiver's *verdict* on a transfer is "credited", or "void": it will never be credited, and the sender takes
+its mass back. A sender that waits too long for the verdict *recalls* the transfer (`Recall`): the receiver
+answers with its verdict, which is "void" if the transfer has not arrived. A sender *reclaims* a transfer if
+it takes the mass back without a verdict, because the receiver is gone or the sender itself must end.
+
 Per (neighbour, model) at most one transfer is open, and sequence numbers rise. So a receiver needs to
 remember only one verdict per (sender, session, model): that on the last sequence number. Earlier transfers
 were closed by their sender and can be ignored.
@@ -23,7 +28,7 @@ from .pushsum import MAX_WEIGHT, ONE
 from .wire import Give, Packed, Tag, Verdict
 
 Edge: TypeAlias = tuple[str, str]
-"""(neighbour, model)"""
+"""(neighbour, model): what at most one open transfer belongs to."""
 
 RECLAIMED_KEPT = 1024
 """The most reclaimed transfers that are remembered: the goodbye lists them, and must fit into one packet."""
@@ -57,16 +62,16 @@ def is_verdict_row(row: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """An open transfer: debited here, and not yet acknowledged by the receiver as credited or void."""
+    """An open transfer: debited here, and not yet acknowledged with the receiver's verdict."""
 
     give: Give
     opened: float | None
-    """When it was first sent; None after a restart, until the first tick gives the time."""
+    """When it was first sent; None after a restart, until `Gossiper.tick` sends it again."""
     sent: float
     """When it was last sent."""
     attempts: int = 1
     recalling: bool = False
-    """Whether its receiver was asked to give it back (`Recall`)."""
+    """Whether it was recalled; the answer has not arrived yet."""
     overdue: bool = False
     """Whether its acknowledgement is overdue, so that training does not wait for it any longer."""
 
@@ -84,7 +89,7 @@ class Ledger:
         """Rises with every change that must be in the checkpoint before a message about it is sent: debits,
         verdicts, and reclaimed transfers that are settled."""
         self.reclaimed: list[list[Any]] = []
-        """Transfers taken back before the receiver answered, because it was declared dead or this peer had
+        """Transfers taken back before the receiver answered, because it was declared gone or this peer had
         to end: rows of receiver, its session, model, sequence, weight. If the receiver had credited one, the
         weight exists twice, and one side must remove it: see `Gossiper.peer_gone`."""
         self._sequences: dict[Edge, int] = {}
@@ -103,7 +108,10 @@ class Ledger:
         tag: Tag | None = None,
         packed: Packed | None = None,
     ) -> Transfer:
-        """Open a transfer. The caller must have subtracted the mass from its balance before."""
+        """Open a transfer. The caller must have subtracted the mass from its balance before.
+
+        tag: (round, exchange) in lockstep modes. packed: the compressed value, if it is sent compressed.
+        """
         edge = (receiver, model)
         if edge in self.open:
             raise ValueError(f"transfer of {model!r} to {receiver!r}: another one is still open")
@@ -133,7 +141,7 @@ class Ledger:
         """Remove an open transfer that was not acknowledged, and remember that it was taken back."""
         transfer = self.close(edge)
         give = transfer.give
-        if give.weight:
+        if give.weight:  # without weight (steady mode) nothing can be credited twice
             row = [give.receiver, give.receiver_session, give.model, give.sequence, give.weight]
             self.reclaimed.append(row)
             del self.reclaimed[:-RECLAIMED_KEPT]
@@ -209,7 +217,7 @@ class Ledger:
 
     @classmethod
     def restore(cls, data: dict[str, Any]) -> Ledger:
-        """Rebuild a ledger from a snapshot; open transfers are sent again at the next tick."""
+        """Rebuild a ledger from a snapshot; the next `Gossiper.tick` sends open transfers again."""
         ledger = cls(data["peer"], data["session"])
         for model, receiver, session, sequence, weight, index, tag, recalling in data["open"]:
             give = Give(
@@ -231,10 +239,11 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """The state of one neighbour, according to presence; `models` are those that may be pushed to it.
+    """The state of one neighbour, as far as presence events have told it.
 
-    leaving: the neighbour hands over its mass and refuses transfers.
-    weight: see Gossiper.peer_online.
+    models: the partial models that may be pushed to it.
+    leaving: whether it is about to leave: it hands over its mass and refuses transfers.
+    weight: the push-sum weight that it says it injects; only steady mode uses it.
     """
 
     session: str
@@ -249,12 +258,12 @@ class Neighbours:
 
     def __init__(self) -> None:
         self._neighbours: dict[str, Neighbour] = {}
-        self._sharing_cache: dict[tuple[str, bool], list[str]] = {}
-        """Results of `sharing`, which is called at every turn; cleared when a neighbour comes or goes."""
+        self._receivers_cache: dict[tuple[str, bool], list[str]] = {}
+        """Results of `receivers`, which is called at every turn; cleared when a neighbour comes or goes."""
         self.gone: set[tuple[str, str]] = set()
         """(peer, session) pairs that are gone for good."""
         self.left: set[tuple[str, str]] = set()
-        """The gone sessions that said goodbye. The others were given up, and may still be running."""
+        """The gone sessions that said goodbye. The others were given up: their peers may still be running."""
         self.returned: set[tuple[str, str]] = set()
         """The gone sessions that were given up and came online again."""
 
@@ -272,7 +281,7 @@ class Neighbours:
         weight: int = ONE,
     ) -> None:
         """Note that a neighbour is online."""
-        self._sharing_cache.clear()
+        self._receivers_cache.clear()
         self._neighbours[peer] = Neighbour(
             session, frozenset(models), leaving=leaving, weight=weight
         )
@@ -280,12 +289,12 @@ class Neighbours:
     def offline(self, peer: str) -> None:
         """Note that a peer, if it is a neighbour, cannot be reached for now."""
         if peer in self._neighbours:
-            self._sharing_cache.clear()
+            self._receivers_cache.clear()
             self._neighbours[peer] = replace(self._neighbours[peer], online=False)
 
     def retire(self, peer: str, session: str, *, left: bool) -> None:
-        """Note that a session is gone for good; left: it said goodbye."""
-        self._sharing_cache.clear()
+        """Note that a session is gone for good; left: whether it said goodbye."""
+        self._receivers_cache.clear()
         self.gone.add((peer, session))
         if left:
             self.left.add((peer, session))
@@ -307,8 +316,8 @@ class Neighbours:
         }
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Restore the rows of a snapshot; neighbours count as offline until presence reports them online."""
-        self._sharing_cache.clear()
+        """Restore the rows of a snapshot; neighbours are offline until a presence event says otherwise."""
+        self._receivers_cache.clear()
         self.gone = {(peer, session) for peer, session in data["gone"]}
         self.left = {(peer, session) for peer, session in data["left"]}
         for peer, session, models in data.get("neighbours", []):
@@ -319,37 +328,37 @@ class Neighbours:
         neighbour = self._neighbours.get(peer)
         return neighbour is None or neighbour.online
 
-    def sharing(self, model: str, *, online_only: bool = False) -> list[str]:
+    def receivers(self, model: str, *, online_only: bool = False) -> list[str]:
         """Return the neighbours that a model may be pushed to, sorted by name."""
         key = model, online_only
-        if key not in self._sharing_cache:
-            self._sharing_cache[key] = sorted(
+        if key not in self._receivers_cache:
+            self._receivers_cache[key] = sorted(
                 peer
                 for peer, neighbour in self._neighbours.items()
                 if model in neighbour.models and (neighbour.online or not online_only)
             )
-        return list(self._sharing_cache[key])
+        return list(self._receivers_cache[key])
 
-    def shares(self, peer: str, model: str) -> bool:
+    def is_receiver(self, peer: str, model: str) -> bool:
         """Return whether a model may be pushed to a peer, online or not."""
         return peer in self._neighbours and model in self._neighbours[peer].models
 
-    def staying(self, model: str) -> list[str]:
+    def staying_receivers(self, model: str) -> list[str]:
         """Return the neighbours that a model may be pushed to and that are not about to leave."""
-        return [peer for peer in self.sharing(model) if not self._neighbours[peer].leaving]
+        return [peer for peer in self.receivers(model) if not self._neighbours[peer].leaving]
 
 
 # --- delays and timeouts -------------------------------------------------------------------------
 
-MAX_FAILED_RECALLS = 6
-"""Failed recalls in a row after which the transfer timeout does not grow any more."""
+MAX_EARLY_RECALLS = 6
+"""After this many recalls in a row that came too early, the timeout before a recall stops growing."""
 LARGE_VALUE_BYTES = 1 << 20
-"""Size from which on the transfer time of a value depends mainly on its size."""
+"""From this size on, the time that sending a value takes depends mainly on its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When to repeat an unacknowledged transfer, and when to recall it.
+    """When to repeat an unacknowledged transfer, and when to recall it, that is, ask for its mass back.
 
     Timeouts are computed from measured acknowledgement delays; the first ones from the defaults here.
     """
@@ -364,8 +373,8 @@ class RetryPolicy:
     """Quantile of the delays from which the timeout before a repeat is computed. Lower it if messages are
     lost often and bandwidth is plentiful."""
     resend_factor: float = 1.5
-    """Repeat after this many times that quantile. Raise it if `counters["repeat"]` is large although few
-    messages are lost."""
+    """Repeat after this many times that quantile. Raise it if `Gossiper.counters["repeat"]` is large although
+    few messages are lost."""
     backoff: float = 2.0
     """Each repeat of one transfer waits this many times longer than the one before."""
     recall_quantile: float = 0.99
@@ -387,18 +396,18 @@ class RetryPolicy:
 class Delays:
     """The latest acknowledgement delays, and the timeouts computed from them.
 
-    size: size in bytes of the values that were sent.
+    size: the size in bytes of the values whose transfers are measured.
     """
 
     def __init__(self, retry: RetryPolicy, size: int = 0) -> None:
         self._policy = retry
         self._first = retry.first + (size / retry.rate if size >= LARGE_VALUE_BYTES else 0.0)
-        self._failed_recalls = 0
+        self._early_recalls = 0
         """Recalls in a row that were answered "void": the transfer had not arrived yet."""
         self._latest: deque[float] = deque()
         self._sorted: list[float] = []
         self._backoff = 1.0
-        """The factor of the timeout that repeats have raised."""
+        """By this factor repeats of acknowledged transfers have raised the timeout; see `acknowledged`."""
 
     def acknowledged(self, delay: float, attempts: int) -> None:
         """Note an acknowledgement that came `delay` seconds after the transfer was first sent.
@@ -417,7 +426,7 @@ class Delays:
 
         Without this, a transfer that takes longer than its timeout would be recalled for ever.
         """
-        self._failed_recalls = 0 if arrived else min(self._failed_recalls + 1, MAX_FAILED_RECALLS)
+        self._early_recalls = 0 if arrived else min(self._early_recalls + 1, MAX_EARLY_RECALLS)
 
     def ack_timeout(self, attempts: int) -> float:
         """Return how long to wait for an acknowledgement of the last of `attempts` copies before a repeat."""
@@ -428,11 +437,11 @@ class Delays:
 
     def transfer_timeout(self) -> float:
         """Return the age at which an open transfer is recalled."""
-        age = self.silence_timeout() * self._policy.backoff**self._failed_recalls
+        age = self.overdue_timeout() * self._policy.backoff**self._early_recalls
         return min(age, self._policy.recall_longest)
 
-    def silence_timeout(self) -> float:
-        """Return the age from which on training does not wait for the acknowledgement of a transfer."""
+    def overdue_timeout(self) -> float:
+        """Return the age from which on a transfer is overdue: training does not wait for its verdict."""
         p = self._policy
         return p.recall_factor * max(self._quantile(p.recall_quantile), p.shortest)
 

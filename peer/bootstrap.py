@@ -4,10 +4,11 @@ A peer *counts* in a partial model once it has injected its own weight into the 
 the model is *waiting*. The peer decides from the cards and statuses that other peers publish:
 
 - If a peer that counts has published a status since we connected, wait for the first value from a neighbour,
-  and inject the own weight at that value.
-- If no such peer is known, *found* the model: inject the own weight at the own values. If all waiting peers
-  start with equal values, all of them found at once. Otherwise the peer that came first founds; the others
-  receive its values, or found by themselves if that takes too long. So no two peers wait for each other.
+  and inject this peer's weight at that value.
+- If no such peer is known, *found* the model: inject this peer's weight at its own values. If all waiting
+  peers start with equal values, all of them found at once. Otherwise the peer that came first founds; the
+  others receive its values, or found by themselves if that takes too long. So no two peers wait for each
+  other.
 
 A peer founds only after it has not seen a counting peer for a while (`settings.silence`), because the broker
 or the other peers may be restarting. It need not wait if all expected peers are online, or if the settings
@@ -48,7 +49,10 @@ a new status in answer to ours."""
 
 
 class OtherPeers:
-    """The other peers according to presence events, as a copy for the worker thread."""
+    """What presence events have said of the other peers.
+
+    A copy for the worker thread, in which the engine runs; presence itself belongs to the event loop.
+    """
 
     def __init__(self) -> None:
         self.known: dict[str, Online] = {}
@@ -81,7 +85,7 @@ class OtherPeers:
         self.known.clear()
         self._offline.clear()
 
-    def online(self, model: str) -> list[Online]:
+    def online_senders(self, model: str) -> list[Online]:
         """Return the peers that are online, are not leaving, and may push this model to us."""
         return [
             other
@@ -112,87 +116,105 @@ class Bootstrap:
         self._store, self._learner, self._weight = store, learner, weight
         self.waiting: set[str] = set()
         """Partial models in which the peer's own weight does not count yet."""
-        self._deciding = self._expected_online = False
+        self._is_deciding = False
+        """Whether `start_deciding` was called in this session."""
+        self._all_expected_online = False
         self._waiting_since = self._session_began = 0.0
-        self._counting_seen: dict[str, float] = {}
-        """Per partial model: when a live peer that counts in it was last online."""
+        self._counting_peer_seen: dict[str, float] = {}
+        """Per partial model: when a live peer that counts in it was last seen online; if none was, when the
+        wait began. An online peer is live if it has published a status since we connected."""
         self._start_digests: dict[str, str] = {}
+        """Per partial model: the digest of the peer's starting values; peers compare them on their cards."""
         self._warned: set[str] = set()
         if settings.trained:
             store.start_staging()  # at once: other peers push as soon as they see a new name
 
-    def open(self, gossiper: Gossiper, session_began: float) -> dict[str, str]:
-        """Begin a session; return digests of its starting values, for the card."""
+    def begin_session(self, gossiper: Gossiper, session_began: float) -> dict[str, str]:
+        """Begin a session; return the digests of its starting values, for the card.
+
+        Until `start_deciding` is called, the peer only notes which peers count.
+        """
         self._session_began = session_began
         self._start_digests = {m: digest(self._store.read(m)) for m in gossiper.models}
         self.waiting = {m for m in gossiper.models if not gossiper.injected(m)}
-        self._deciding = self._expected_online = False
-        self._counting_seen.clear()
+        self._is_deciding = self._all_expected_online = False
+        self._counting_peer_seen.clear()
         self._warned.clear()
         return dict(self._start_digests)
 
     def update_models(self, gossiper: Gossiper) -> None:
-        """Take over the gossiper's models after they have changed; those without own weight wait."""
+        """Take over the gossiper's models after they have changed; those without injected weight wait."""
         self._start_digests = {m: digest(self._store.read(m)) for m in gossiper.models}
         self.waiting = {m for m in gossiper.models if not gossiper.injected(m)}
-        seen = self._counting_seen
-        self._counting_seen = {m: seen.get(m, self._waiting_since) for m in gossiper.models}
+        seen = self._counting_peer_seen
+        self._counting_peer_seen = {m: seen.get(m, self._waiting_since) for m in gossiper.models}
 
-    def begin(self, gossiper: Gossiper, now: float, *, as_founder: bool, all_online: bool) -> None:
-        """Start deciding.
+    def start_deciding(
+        self, gossiper: Gossiper, now: float, *, as_founder: bool, all_online: bool
+    ) -> None:
+        """Begin to decide where the peer's weight may count; from now on `update` injects it there.
 
-        as_founder: let the peer's weight count at once, at its own values.
+        as_founder: inject the peer's weight at once, at its own values.
         all_online: the settings name expected peers, and all of them are online.
         """
-        self._deciding, self._expected_online, self._waiting_since = True, all_online, now
-        self._counting_seen = dict.fromkeys(self._start_digests, now) | self._counting_seen
-        # A trained network is matched first, if values to match it with have already been received.
+        self._is_deciding, self._all_expected_online, self._waiting_since = True, all_online, now
+        self._counting_peer_seen = (
+            dict.fromkeys(self._start_digests, now) | self._counting_peer_seen
+        )
+        # If values have already been received (weight > 0), a trained network is first matched with them.
         if as_founder and not (self._store.is_staging and any(map(gossiper.weight, self.waiting))):
-            self._count(gossiper, lambda _: True)
+            self._inject_where_ready(gossiper, lambda _: True)
 
     def restart_wait_for_counting_peers(self, now: float) -> None:
         """Restart the wait for counting peers: the connection was lost, and they may be reconnecting too."""
         self._waiting_since = now
-        self._counting_seen = dict.fromkeys(self._start_digests, now)
+        self._counting_peer_seen = dict.fromkeys(self._start_digests, now)
 
     def update(self, gossiper: Gossiper, others: OtherPeers, now: float) -> None:
-        """Let the own weight count in every model in which it may; called in every turn."""
+        """Inject the peer's weight into every model in which it may count now; called in every turn."""
         for model in self.waiting:
             if any(
-                model in other.counting_rounds and other.is_live for other in others.online(model)
+                model in other.counting_rounds and other.is_live
+                for other in others.online_senders(model)
             ):
-                self._counting_seen[model] = now
-        if not self._deciding or not self.waiting:
+                self._counting_peer_seen[model] = now
+        if not self._is_deciding or not self.waiting:
             return
-        self._count(gossiper, lambda model: self._may_found(model, others, now))
+        self._inject_where_ready(gossiper, lambda model: self._may_found(model, others, now))
         for model in sorted(self.waiting - self._warned):
             if now - self._waiting_since >= WARN_AFTER:
                 self._warned.add(model)
                 count = sum(model in other.counting_rounds for other in others.known.values())
                 _log.warning(
-                    "peer %s: model %s still waits for a first value after %.0f s; %d of %d others count",
-                    self._name, model, now - self._waiting_since, count, len(others.online(model)),
+                    "peer %s: model %s still waits for a first value after %.0f s; other peers that count in "
+                    "it: %d, that are online and may send it: %d",
+                    self._name, model, now - self._waiting_since, count,
+                    len(others.online_senders(model)),
                 )  # fmt: skip
 
     def _may_found(self, model: str, others: OtherPeers, now: float) -> bool:
-        """Return whether to count at the peer's own values, because no counting peer is known."""
-        silence = now - self._counting_seen[model]
+        """Return whether to inject the weight at the peer's own values: no counting peer is known."""
+        silence = now - self._counting_peer_seen[model]
         if silence >= FOUND_ANYWAY_AFTER * self._settings.silence:
             return True
-        online = others.online(model)
+        online = others.online_senders(model)
         if any(model in other.counting_rounds for other in online):
             return False
-        may_wait = self._settings.founder is False or not self._expected_online
-        if may_wait and silence < self._settings.silence:
+        # `founder = false` waits even if all expected peers are online; without it (None) that is enough.
+        waits_for_silence = self._settings.founder is False or not self._all_expected_online
+        if waits_for_silence and silence < self._settings.silence:
             return False
         # With equal starting values all waiting peers found, else only the one that came first.
-        own_digest, own_start = self._start_digests[model], (self._session_began, self._name)
+        own_digest, own_arrival = self._start_digests[model], (self._session_began, self._name)
         return all(other.starts.get(model) == own_digest for other in online) or all(
-            own_start < (other.session_began, other.peer) for other in online
+            own_arrival < (other.session_began, other.peer) for other in online
         )
 
-    def _count(self, gossiper: Gossiper, may_found: Callable[[str], bool]) -> None:
-        """Let the own weight count in models with a received value, and in those that may be founded."""
+    def _inject_where_ready(self, gossiper: Gossiper, may_found: Callable[[str], bool]) -> None:
+        """Inject the weight into models with a received value, and into those that may be founded.
+
+        A network that was trained before joins all models at once, as soon as all of them are ready.
+        """
         ready = {m for m in self.waiting if gossiper.weight(m) or may_found(m)}
         if self._store.is_staging:
             if self.waiting and ready == self.waiting:
@@ -200,18 +222,18 @@ class Bootstrap:
             return
         for model in sorted(ready):
             is_founder = not gossiper.weight(model)
-            self.count(gossiper, model)
+            self.inject(gossiper, model)
             if is_founder and gossiper.neighbours(model):
                 self._journal.add("founded", f"founds model {model} at its own values")
             elif not is_founder:
                 self._journal.add("counted", f"counts in model {model}, from a received value")
 
-    def count_everywhere(self, gossiper: Gossiper) -> None:
-        """Stop waiting: let the own weight count in all models, at the own values where none was received."""
-        self._count(gossiper, lambda _: True)
+    def inject_everywhere(self, gossiper: Gossiper) -> None:
+        """Stop waiting: inject the weight into all models, at the peer's own values if none were received."""
+        self._inject_where_ready(gossiper, lambda _: True)
 
-    def count(self, gossiper: Gossiper, model: str) -> None:
-        """Let the own weight count at the value that the model has now."""
+    def inject(self, gossiper: Gossiper, model: str) -> None:
+        """Inject the peer's weight at the value that the model has now: from now on it counts."""
         gossiper.inject(model, self._weight)
         self.waiting.discard(model)
 
@@ -222,9 +244,9 @@ class Bootstrap:
             self._store.start_staging()  # drop the values that the old session received
 
     def _add_trained_network(self, gossiper: Gossiper) -> None:
-        """Match the trained network's cells with the received values, and let its own values count."""
+        """Match the trained network's cells with the received values, and inject the network's own values."""
         models = sorted(self.waiting)
-        others = {m: set(gossiper.neighbours(m)) for m in models if gossiper.neighbours(m)}
+        neighbours = {m: set(gossiper.neighbours(m)) for m in models if gossiper.neighbours(m)}
         received = {m: Mass(np.array(self._store.read(m)), gossiper.weight(m)) for m in models}
         moved = self._store.match_cells(self._learner)
         for model in models:
@@ -233,18 +255,22 @@ class Bootstrap:
                 self._store.write(model, absorb(received[model], own).value)
             gossiper.inject(model, self._weight)
         self.waiting.clear()
-        self._journal.add(*self._describe_match(others, moved))
+        self._journal.add(*self._describe_match(neighbours, moved))
 
-    def _describe_match(self, others: Mapping[str, Collection[str]], moved: int) -> tuple[str, str]:
+    def _describe_match(
+        self, neighbours: Mapping[str, Collection[str]], moved: int
+    ) -> tuple[str, str]:
         """Return the event that a trained network was added: its kind, and what happened.
 
-        others: the neighbours in every partial model that has some.
+        neighbours: of every partial model that has some. moved: what `MatchedStore.match_cells` returned, the
+        number of permuted cells, or, if models were fused, of cells that no neighbour has.
         """
-        kinds = {self._settings.matching[m].kind for m in others if m in self._settings.matching}
-        counts = f"counts in {', '.join(others) or 'no shared model'}"
+        matching = self._settings.matching
+        kinds = {matching[model].kind for model in neighbours if model in matching}
+        counts = f"counts in {', '.join(neighbours) or 'no shared model'}"
         if not kinds:
             return "counted", f"adds its trained network as it is, and {counts}"
-        peers = sorted({peer for neighbours in others.values() for peer in neighbours})
+        peers = sorted({peer for names in neighbours.values() for peer in names})
         whom = ", ".join(peers[:3]) + f" and {len(peers) - 3} more" * (len(peers) > 3)
         if "fuse" in kinds:
             return "fused", f"fused with {whom} (cells that are new to them: {moved}); {counts}"

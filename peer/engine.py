@@ -362,7 +362,7 @@ class Engine:
         self.history.generation, self.history.claimed = generation, True
         self.undelivered_ending = None
         self._count_in_means()
-        start_digests = self.bootstrap.open(self.gossiper, session_began)
+        start_digests = self.bootstrap.begin_session(self.gossiper, session_began)
         self._collect_initial_values()
         return start_digests
 
@@ -388,8 +388,10 @@ class Engine:
                 self.gossiper.inject(model, self.weight)
 
     def begin(self, now: float, *, as_founder: bool, all_online: bool) -> None:
-        """Let the peer's own weight count, as soon as its bootstrap allows it; see Bootstrap.begin."""
-        self.bootstrap.begin(self.gossiper, now, as_founder=as_founder, all_online=all_online)
+        """Let the peer's own weight count as soon as that is allowed; see Bootstrap.start_deciding."""
+        self.bootstrap.start_deciding(
+            self.gossiper, now, as_founder=as_founder, all_online=all_online
+        )
         self.view = self._make_view()
 
     def neighbours_are_ahead(self) -> bool:
@@ -400,9 +402,9 @@ class Engine:
             for model, rounds in other.counting_rounds.items()
         )
 
-    def count_everywhere(self) -> None:
+    def inject_everywhere(self) -> None:
         """Let the peer's own weight count in all models without waiting any longer: training is over."""
-        self.bootstrap.count_everywhere(self.gossiper)
+        self.bootstrap.inject_everywhere(self.gossiper)
         self.view = self._make_view()
 
     def _rejection(self) -> str:
@@ -1005,13 +1007,13 @@ class Engine:
                 gives = self._initial_estimate.drop(model)
             else:
                 counting = sum(
-                    model in other.counting_rounds for other in self._others.online(model)
+                    model in other.counting_rounds for other in self._others.online_senders(model)
                 )
                 estimate = self._initial_estimate.estimate(model, counting, now)
                 if estimate is None:
                     continue
                 self.store.write(model, estimate.value.astype(self.store.read(model).dtype))
-                self.bootstrap.count(self.gossiper, model)
+                self.bootstrap.inject(self.gossiper, model)
                 self.journal.add("counted", f"counts in model {model}, from received values")
                 gives = estimate.gives
             for give in gives:

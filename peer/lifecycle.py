@@ -585,7 +585,7 @@ class Peer:
         if self._settles(link):
             await self._settling.settle()
         if link.view.waiting:  # no first value was received within the timeout
-            await link.worker.run(link.engine.count_everywhere)
+            await link.worker.run(link.engine.inject_everywhere)
         return Event.AGREED
 
     async def _stay(self, link: Link) -> Event:

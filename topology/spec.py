@@ -388,9 +388,10 @@ def load(path: str | Path, format: str | None = None) -> nx.Graph:
     name = format or _SUFFIXES.get(path.suffix.lower(), "")
     reader: Callable[[Path], nx.Graph] | None = READERS.get(name)
     if reader is None:
+        formats = ", ".join(READERS)
         raise TopologyError(
-            f"{path}: unknown format {format or path.suffix!r}: write the graph as one of "
-            f'{", ".join(READERS)}, or name its format: topology = {{kind = "file", path = "{path}", format = "json"}}'
+            f"{path}: unknown format {format or path.suffix!r}: write the graph as one of {formats}, or name "
+            f'its format: topology = {{kind = "file", path = "{path}", format = "json"}}'
         )
     try:
         graph = reader(path)

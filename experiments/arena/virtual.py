@@ -7,6 +7,11 @@ added to the peer's values, as push-sum allows. So the jobs of different peers a
 results are needed only when a job ends. Then all jobs that have begun are trained together, stacked in an
 arena.
 
+Gossip is computed in one of two ways: on arrays of all peers (`ArrayJobs`), or, where arrays cannot do what
+the config asks for, by a Gossiper for each peer, as in live peers.
+
+A peer does its local steps `config.every` times between two pushes; their mean time is the push interval.
+
 `source`, an argument of many functions, is the path of the config's file: errors and warnings begin with it,
 and files that the config names are looked for in its folder.
 """
@@ -62,6 +67,13 @@ _TIME_TOLERANCE = 1e-9
 """The relative error that the time of an event may have. An event at the very end of a run is still processed
 if its time was rounded up."""
 
+_WINDOW_INTERVALS = 4
+"""Push intervals whose events are computed at once on arrays. With more of them each array operation has more
+to do, which is faster, and more transfers are kept in memory."""
+
+_BLOCK_ROWS = 32
+"""Rows of arrays that are read, changed and written at once, while they are in the processor's cache."""
+
 
 @dataclass(frozen=True)
 class PeerTestResult:
@@ -98,10 +110,10 @@ class ArrayJobs:
     For stacked peers that all share one partial model, never leave, and send values that nothing rounds or
     compresses. It does with them what `LearningSimulation` does with a `_Job` and a Gossiper for each peer.
 
-    swarm: the peers' gossip; its estimates are the peers' values of the shared model.
+    push_sum: the peers' gossip; its estimates are the peers' values of the shared model.
     arena: trains and tests. parameters: of all peers, a row each, in the arena's own memory.
     model, shared: the partial model, and its coordinates among a peer's parameters.
-    is_due: (peers, times, rounds) → whether a test is due when a job begins.
+    is_due: (peers, times, rounds) → whether a test is due; called once for each job, when it begins.
     report: called with the result of every test. options: further arguments of VectorisedPushSum.
     """
 
@@ -122,121 +134,115 @@ class ArrayJobs:
         self._private = torch.from_numpy(private)
         self._private_before = parameters[:, self._private].clone()
         values = parameters[:, self._shared].numpy()
-        self.swarm = VectorisedPushSum(
+        self.push_sum = VectorisedPushSum(
             values, dtype=values.dtype.type, on_trained=self._finish, **options
         )
-        self._values = torch.from_numpy(self.swarm.estimates)
-        self._start = self._values.clone()
-        self.rounds = np.zeros(peers, np.int64)
-        self._credits = self.swarm.credits.copy()
-        self._computed = np.zeros(peers, bool)
+        self._values = torch.from_numpy(self.push_sum.estimates)
         self._is_due, self._report = is_due, report
-        self._begun = np.zeros(peers)
-        self._due = np.zeros(peers, bool)
+        self.rounds = np.zeros(peers, np.int64)
+        # Of each peer's present job: the values and the number of credited transfers with which it began,
+        # when it began, whether a test is due before it, and whether it is computed (trained, not finished).
+        self._start_values = self._values.clone()
+        self._start_credits = self.push_sum.credits.copy()
+        self._start_times = np.zeros(peers)
+        self._is_test_due = np.zeros(peers, bool)
+        self._computed = np.zeros(peers, bool)
         self._tests: dict[int, PeerTestResult] = {}
-        self._finished_tests: list[tuple[float, int, PeerTestResult]] = []
+        """By peer: the result of the test before its present job, which is not reported yet."""
+        self._tests_to_report: list[tuple[float, int, PeerTestResult]] = []
+        """(time at which the job after the test ended, peer, result)"""
 
     def run(self, seconds: float) -> None:
         """Let virtual time pass, then undo the jobs that have not ended.
 
-        A test is reported when the job after it has ended; the others at the end, by peer.
+        A test is reported when the job after it has ended; tests before unfinished jobs at the end, by peer.
         """
-        interval = self.swarm.world.conditions.push_interval
-        while self.swarm.now < seconds:
-            self.swarm.advance(min(self.swarm.now + _WINDOW * interval, seconds))
-            for *_, test in sorted(self._finished_tests, key=lambda each: each[:2]):
+        interval = self.push_sum.world.conditions.push_interval
+        while self.push_sum.now < seconds:
+            self.push_sum.advance(min(self.push_sum.now + _WINDOW_INTERVALS * interval, seconds))
+            for *_, test in sorted(self._tests_to_report, key=lambda each: each[:2]):
                 self._report(test)
-            self._finished_tests.clear()
-        self._begin_training(
-            np.flatnonzero(~self._computed)
-        )  # runs the tests before jobs that do not end
+            self._tests_to_report.clear()
+        # Jobs that do not end are not trained, but the tests before them are run.
+        self._run_due_tests(np.flatnonzero(~self._computed))
         for _, test in sorted(self._tests.items()):
             self._report(test)
         self.write_networks()
 
     def write_networks(self) -> None:
         """Write the peers' values into their networks, without what jobs that have not ended changed."""
-        undone = torch.from_numpy(np.flatnonzero(self._computed))
+        unfinished = torch.from_numpy(np.flatnonzero(self._computed))
         if len(self._private):
-            self._parameters[undone[:, None], self._private] = self._private_before[undone]
+            self._parameters[unfinished[:, None], self._private] = self._private_before[unfinished]
         self._parameters[:, self._shared] = self._values
 
     def values_sent(self) -> int:
         """Return how many values were sent so far."""
-        return self.swarm.counters["transfer"] * self._values[0].numel()
+        return self.push_sum.counters["transfer"] * self._values[0].numel()
 
     def _finish(self, peers: np.ndarray, times: np.ndarray) -> None:
         """Finish the jobs of some peers: add their changes to the peers' values, and begin the next jobs."""
         if not self._computed[peers].all():
             self._train(np.flatnonzero(~self._computed))
-        is_mixed = self.swarm.credits[peers] != self._credits[peers]
+        # Whether mass was credited during the job. If not, the values are those that training has left.
+        is_mixed = self.push_sum.credits[peers] != self._start_credits[peers]
         for rows, mixed in ((peers[~is_mixed], False), (peers[is_mixed], True)):
             for block in torch.from_numpy(rows).split(_BLOCK_ROWS):
                 after = self._parameters.index_select(0, block)[:, self._shared]
                 if mixed:
-                    after -= self._start.index_select(0, block)
+                    after -= self._start_values.index_select(0, block)
                     after += self._values.index_select(0, block)
                 self._values.index_copy_(0, block, after)
-                self._start.index_copy_(0, block, after)
+                self._start_values.index_copy_(0, block, after)
         for peer, time in zip(peers.tolist(), times.tolist(), strict=True) if self._tests else ():
             if (test := self._tests.pop(peer, None)) is not None:
-                self._finished_tests.append((time, peer, test))
+                self._tests_to_report.append((time, peer, test))
         self.rounds[peers] += 1
-        self._credits[peers] = self.swarm.credits[peers]
+        self._start_credits[peers] = self.push_sum.credits[peers]
         self._computed[peers] = False
-        self._begun[peers] = times
-        self._due[peers] = self._is_due(peers, times, self.rounds[peers])
+        self._start_times[peers] = times
+        self._is_test_due[peers] = self._is_due(peers, times, self.rounds[peers])
 
-    def _begin_training(self, peers: np.ndarray) -> None:
+    def _run_due_tests(self, peers: np.ndarray) -> None:
         """Write the values with which jobs began into the networks, and run the tests that are due."""
         for block in torch.from_numpy(peers).split(_BLOCK_ROWS):
-            start = self._start.index_select(0, block)
+            start = self._start_values.index_select(0, block)
             if isinstance(self._shared, slice):
                 self._parameters[:, self._shared].index_copy_(0, block, start)
             else:
                 self._parameters[block[:, None], self._shared] = start
-        due = peers[self._due[peers]].tolist()
+        due = peers[self._is_test_due[peers]].tolist()
         for peer, metrics in zip(due, self._arena.test(due), strict=True):
             self._tests[peer] = PeerTestResult(
-                float(self._begun[peer]), int(self.rounds[peer]), peer, metrics
+                float(self._start_times[peer]), int(self.rounds[peer]), peer, metrics
             )
-        self._due[peers] = False
+        self._is_test_due[peers] = False
 
     def _train(self, peers: np.ndarray) -> None:
         """Compute the jobs of some peers."""
-        self._begin_training(peers)
+        self._run_due_tests(peers)
         if len(self._private):
             rows = torch.from_numpy(peers)
             self._private_before[rows] = self._parameters[rows[:, None], self._private]
-        self._computed[peers] = (
-            True  # set before training, so that an interrupted training is undone
-        )
+        # Set before training, so that an interrupted training is undone.
+        self._computed[peers] = True
         self._arena.train(peers.tolist())
-
-
-_WINDOW = 4
-"""Push intervals whose events are computed at once on arrays: more make better use of each call, and keep
-more transfers in memory."""
-
-
-_BLOCK_ROWS = 32
-"""Rows of arrays that are read, changed and written at once, while they are in the cache."""
 
 
 class LearningSimulation:
     """A config's swarm in virtual time; `run` runs it, once only.
 
     threads: the threads that train peers in parallel; they do not affect the result.
-    arrays: whether gossip may be computed on arrays, which is faster and differs only in rounding. It is if
-        all peers are stacked and share one partial model, none leaves, messages are exact, the mode is
-        async, and there are no callbacks.
+    arrays: whether gossip may be computed on arrays, which is faster and differs only in rounding. It is
+        then if all peers are stacked and share one partial model, none leaves, messages are exact, the mode
+        is async, and there are no callbacks.
     on_test: called with the result of every test, in an order that depends only on the config.
 
     graph: which peers may push to which.
     world: who is online, and what delays and losses messages have, at any virtual time.
     seconds: the virtual time at which the run ends.
-    arrays: jobs and gossip on arrays; None if every peer has a Gossiper.
-    events: simulates these Gossipers; set only if `arrays` is None.
+    array_jobs: jobs and gossip on arrays; None if every peer has a Gossiper.
+    events: simulates these Gossipers; set only if `array_jobs` is None.
     rounds: the number of training jobs that each peer has finished.
     tests: the accuracies of all tests so far.
     gains: what peers gained by taking part, measured at the end of the run: of those that are online and have
@@ -254,9 +260,11 @@ class LearningSimulation:
     ):
         self.config = config
         self._callbacks = CallbackList()
-        self._callback_rounds, self._stopped_by = 0, ""
+        self._callback_rounds = 0
+        self._stopped_by = ""
+        """The method of a callback that has stopped the run: "start", "round" or "test"; "" if none has."""
         self._latest_tests: dict[str, Metrics] = {}
-        self._training: dict[str, Metrics] = {}
+        self._latest_training: dict[str, Metrics] = {}
         if any(model.matching == "fuse" for model in config.models):
             raise ConfigError(
                 f"{source}: key 'models': matching 'fuse' is not supported in virtual time; leave out "
@@ -279,50 +287,51 @@ class LearningSimulation:
             learners_with_twin = [learners[peer] for peer in self._peers_with_twin]
             self._twins = Twins(learners_with_twin, every=config.every, threads=threads)
         self._arena = Arena(learners, every=config.every, threads=threads)
-        self.arrays = self._make_arrays(peers_of_model, threads) if arrays else None
+        self.array_jobs = self._make_array_jobs(peers_of_model, threads) if arrays else None
         self._stores: list[DictStore] = []
-        if self.arrays is None:
+        if self.array_jobs is None:
             self._stores, self.events = self._make_gossipers(peers_of_model)
         self._on_test = on_test
         self._jobs: dict[int, _Job] = {}
         self.rounds = [0] * len(self.members)
         # Tests are due by virtual time, not by rounds; otherwise slow peers would hardly ever be tested. Time
-        # is divided into intervals; this is, for each peer, the interval in which its last job began.
-        self._test_intervals = np.zeros(len(self.members))
+        # is divided into intervals; this is, for each peer, the number of that in which its last job began.
+        self._last_interval = np.zeros(len(self.members))
 
     def _weights(self) -> list[int]:
         """The push-sum weight with which each peer begins."""
         by_samples = self.config.weights == "samples"
         return [ONE * (member.samples if by_samples else 1) for member in self.members]
 
-    def _make_arrays(
+    def _make_array_jobs(
         self, peers_of_model: Mapping[str, Sequence[int]], threads: int
     ) -> ArrayJobs | None:
         """Return the jobs as arrays; None if peers need a Gossiper each."""
         config, parameters = self.config, self._arena.stacked_values()
-        lossy = config.gossip.mode == "steady" or config.gossip.lossy_keys
-        if lossy or self.world.churns or parameters is None or len(peers_of_model) != 1:
+        needs_gossipers = config.gossip.mode == "steady" or config.gossip.lossy_keys
+        if needs_gossipers or self.world.churns or parameters is None or len(peers_of_model) != 1:
             return None
         ((model, peers),) = peers_of_model.items()
+        # Many peers have the same slicing, a large object: each is looked at once.
         slicings = {id(member.network.slicing): member.network.slicing for member in self.members}
         shared, *others = (
             slicing.coordinates_or_slice(model)
             for slicing in slicings.values()
             if model in slicing.averaged_models
         )
-        if len(peers) < config.peers or any(not _are_equal(shared, other) for other in others):
+        if len(peers) < config.peers or any(not _are_same(shared, other) for other in others):
             return None
         return ArrayJobs(
-            self._arena, parameters, model, shared, self._are_due, self._report,
+            self._arena, parameters, model, shared, self._note_starts, self._report,
             graph=self.graph, conditions=self.world.conditions, seed=config.seed, threads=threads,
             weights=np.array(self._weights()), fanout=pushes_of(config), fraction=config.gossip.fraction,
-            window=_WINDOW * self.world.conditions.push_interval,
+            window=_WINDOW_INTERVALS * self.world.conditions.push_interval,
         )  # fmt: skip
 
     def _make_gossipers(
         self, peers_of_model: Mapping[str, Sequence[int]]
     ) -> tuple[list[DictStore], VirtualTime]:
-        """Return the stores and the gossipers of all peers."""
+        """Return the stores of all peers, and the simulator of their gossipers."""
         config = self.config
         shared_values: list[dict[str, Array]] = [{} for _ in self.members]
         shapes: dict[str, Shapes] = {}
@@ -349,10 +358,10 @@ class LearningSimulation:
 
     def traffic_by_model(self) -> list[tuple[str, int, Traffic]]:
         """Return, for each model that was sent, its name, the bytes sent, and statistics of compression."""
-        if self.arrays is None:
+        if self.array_jobs is None:
             return self.events.traffic_by_model()
-        sent = self.arrays.values_sent() * np.dtype(self.config.gossip.dtype).itemsize
-        return [(self.arrays.model, sent, Traffic())]
+        sent = self.array_jobs.values_sent() * np.dtype(self.config.gossip.dtype).itemsize
+        return [(self.array_jobs.model, sent, Traffic())]
 
     def _steady_mode(self, peer: int) -> SteadyMode:
         """Return a new SteadyMode, for a peer's next session."""
@@ -387,23 +396,23 @@ class LearningSimulation:
             Arrays compute many events at once, so runs with callbacks use Gossipers.
         """
         self._callbacks = CallbackList(callbacks)
-        if self._callbacks and self.arrays is not None:
-            self.arrays = None
+        if self._callbacks and self.array_jobs is not None:
+            self.array_jobs = None
             self._stores, self.events = self._make_gossipers(self._peers_of_model)
         end = self.seconds * (1 + _TIME_TOLERANCE)
         with self._callbacks.ending():
-            if self.arrays is not None:
-                self.arrays.run(end)
-                self.rounds = self.arrays.rounds.tolist()
+            if self.array_jobs is not None:
+                self.array_jobs.run(end)
+                self.rounds = self.array_jobs.rounds.tolist()
             else:
                 for peer in self._online(0.0):
                     self._begin_job(peer, 0.0)
                 if self._callbacks.start(self._progress(0.0)):
                     self.seconds, self._stopped_by = 0.0, "start"
                 else:
-                    self.events.run(end, self._follow)
+                    self.events.run(end, self._call_callbacks)
                 self._drop_unfinished_jobs()
-                self._write_networks()
+                self._write_shared_values()
             online = self._online(self.seconds)
             for peer, metrics in zip(online, self._arena.test(online), strict=True):
                 self._report(PeerTestResult(self.seconds, self.rounds[peer], peer, metrics))
@@ -414,7 +423,7 @@ class LearningSimulation:
                 self._callbacks.test(self._progress(self.seconds, tested=True))
         self._measure_gains(online)
 
-    def _follow(self) -> bool:
+    def _call_callbacks(self) -> bool:
         """Call the callbacks after a push interval; return whether to stop, and set `seconds` then."""
         now = self.events.now
         if not self._callbacks or now >= self.seconds * (1 - _TIME_TOLERANCE):
@@ -432,19 +441,22 @@ class LearningSimulation:
         return bool(self._stopped_by)
 
     def _progress(self, time: float, *, tested: bool = False) -> Progress:
-        """Return what callbacks are told; tested: with the latest test of every peer that is online."""
+        """Return what callbacks are told; tested: whether with the latest test of every online peer."""
         names = [self.members[peer].name for peer in self._online(time)]
         tests = {name: self._latest_tests[name] for name in names if name in self._latest_tests}
         return Progress(
             self._callback_rounds, self._planned_rounds, [each.learner for each in self.members],
-            dict(self._training), tests if tested else {}, time,
+            dict(self._latest_training), tests if tested else {}, time,
         )  # fmt: skip
 
     @contextmanager
     def _current_networks(self) -> Iterator[None]:
-        """Let the networks have the peers' values of now, without the training that is under way."""
+        """Write the peers' current values into their networks, and restore the networks at the end.
+
+        In between, the networks lack what unfinished jobs have changed.
+        """
         flats = [member.network.flat.clone() for member in self.members]
-        self.stop()
+        self.write_networks()
         try:
             yield
         finally:
@@ -461,16 +473,16 @@ class LearningSimulation:
         gains = zip(self._peers_with_twin, self._twins.gains(), strict=True)
         self.gains = [gain for peer, gain in gains if peer in online]
 
-    def stop(self) -> None:
+    def write_networks(self) -> None:
         """Write the peers' current values into their networks, without the changes of unfinished jobs."""
-        if self.arrays is not None:
-            self.arrays.write_networks()
+        if self.array_jobs is not None:
+            self.array_jobs.write_networks()
             return
         for peer in self._jobs:
             self._restore_network(peer)
-        self._write_networks()
+        self._write_shared_values()
 
-    def _write_networks(self) -> None:
+    def _write_shared_values(self) -> None:
         """Write the peers' values of shared models into their networks."""
         for peer, member in enumerate(self.members):
             for model in self._stores[peer].names():
@@ -483,15 +495,18 @@ class LearningSimulation:
         store = self._stores[peer]
         start = {model: store.read(model) for model in store.names()}
         rounds = self.rounds[peer]
-        (is_due,) = self._are_due(np.array([peer]), np.array([time]), np.array([rounds]))
+        (is_due,) = self._note_starts(np.array([peer]), np.array([time]), np.array([rounds]))
         test = PeerTestResult(time, rounds, peer, Metrics()) if is_due else None
         self._jobs[peer] = _Job(start, test)
 
-    def _are_due(self, peers: np.ndarray, times: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-        """Note that peers begin jobs at these times; return which of them are to be tested before."""
+    def _note_starts(self, peers: np.ndarray, times: np.ndarray, rounds: np.ndarray) -> np.ndarray:
+        """Note that peers begin jobs at these times; return which of them are to be tested before.
+
+        rounds: the number of jobs that each of them has finished.
+        """
         interval = times // (self.config.test_every * self.world.conditions.push_interval)
-        is_due = (rounds > 0) & (interval > self._test_intervals[peers])
-        self._test_intervals[peers] = interval
+        is_due = (rounds > 0) & (interval > self._last_interval[peers])
+        self._last_interval[peers] = interval
         # At the end, all peers are tested anyway.
         return is_due & (times < self.seconds * (1 - _TIME_TOLERANCE))
 
@@ -504,6 +519,7 @@ class LearningSimulation:
         job, store = self._jobs.pop(peer), self._stores[peer]
         for model, after in (job.after or {}).items():
             current, start = store.read(model), job.start[model]
+            # If no mass was credited during the job, the store still has the very array of its beginning.
             store.write(model, after if current is start else current + (after - start))
         self.rounds[peer] += 1
         self._begin_job(peer, time)
@@ -516,7 +532,7 @@ class LearningSimulation:
         for peer in peers:
             self._jobs[peer].flat_before = self.members[peer].network.flat.clone()
         for peer, metrics in zip(peers, self._arena.train(peers), strict=True):
-            self._training[self.members[peer].name] = metrics
+            self._latest_training[self.members[peer].name] = metrics
         for peer in peers:
             job, network = self._jobs[peer], self.members[peer].network
             job.after = {model: network.read(model).cpu().numpy() for model in job.start}
@@ -563,8 +579,8 @@ class LearningSimulation:
         return np.flatnonzero(self.world.present_at(time)).tolist()
 
 
-def _are_equal(one: slice | np.ndarray, other: slice | np.ndarray) -> bool:
-    """Return whether two peers have a partial model at the same coordinates."""
+def _are_same(one: slice | np.ndarray, other: slice | np.ndarray) -> bool:
+    """Return whether a slice or an array of coordinates is the same as another."""
     if isinstance(one, slice) or isinstance(other, slice):
         return one is other or (isinstance(one, slice) and one == other)
     return one is other or np.array_equal(one, other)
@@ -635,7 +651,7 @@ def simulate_in_time(
     on_mean: Callable[[Mean, float], None] = lambda mean, seconds: None,
     callbacks: Sequence[Callback] = (),
 ) -> list[Path]:
-    """Run a config with a [time] table in virtual time, and write the files of `simulate`.
+    """Run a config with a [time] table in virtual time, and write the same files as `simulate`.
 
     traffic.csv is always written, and presence.csv too: it lists when each peer was online, if peers come and
     go. If the config cannot be run, no results folder is created.
@@ -651,7 +667,7 @@ def simulate_in_time(
     def record_test(test: PeerTestResult) -> None:
         nonlocal next_mean
         record = test_record(run.members[test.peer], test.metrics)
-        file.write({"time": test.time, "round": test.round, **record})
+        metrics_file.write({"time": test.time, "round": test.round, **record})
         on_test(test)
         if test.time >= next_mean:
             next_mean = test.time + run.seconds / CURVE_POINTS
@@ -664,7 +680,7 @@ def simulate_in_time(
     peers = [PeerFacts.of(member) for member in run.members]
     with open_run_folder(
         config, run.members, peers, graph, results, networks, run.traffic_by_model
-    ) as (file, written):
+    ) as (metrics_file, written):
         rows = (
             [peer, arrived, left]
             for peer, online_periods in run.tests.presence.items()
@@ -674,7 +690,7 @@ def simulate_in_time(
         try:
             run.run(all_callbacks(callbacks, config, results.folder))
         except KeyboardInterrupt:
-            run.stop()
+            run.write_networks()
             raise
         written += write_gains(results.folder, run.gains, config.peers)
         on_mean(run.tests.mean(run.seconds), run.seconds)

@@ -753,10 +753,10 @@ def learning_events(peers: int = LARGE_SWARM, seconds: float = 8.0, threads: int
     )  # fmt: skip
     jobs.run(1.0)  # warms up
     gc.collect()  # so that the objects of building all peers are not collected in the time measured
-    events, started = jobs.swarm.events, time.perf_counter()
+    events, started = jobs.push_sum.events, time.perf_counter()
     jobs.run(1.0 + seconds)
-    rate = (jobs.swarm.events - events) / (time.perf_counter() - started)
-    per_peer = jobs.swarm.counters["training"] / jobs.swarm.events
+    rate = (jobs.push_sum.events - events) / (time.perf_counter() - started)
+    per_peer = jobs.push_sum.counters["training"] / jobs.push_sum.events
     note = (
         f"baseline: the wanted rate; {rate * per_peer:,.0f} trainings/s, the other events are pushes and "
         f"arrivals; through Gossipers {_events_through_gossipers():,.0f} events/s"
@@ -783,10 +783,10 @@ def _events_through_gossipers(peers: int = 128, rounds: int = 8) -> float:
         LearningSimulation(config, arrays=arrays, threads=THREADS) for arrays in (True, False)
     )
     on_arrays.run()
-    assert on_arrays.arrays is not None
+    assert on_arrays.array_jobs is not None
     started = time.perf_counter()
     through_gossipers.run()
-    return on_arrays.arrays.swarm.events / (time.perf_counter() - started)
+    return on_arrays.array_jobs.push_sum.events / (time.perf_counter() - started)
 
 
 def learning(peers: int = 256, rounds: int = 4, repeats: int = 5) -> Row:

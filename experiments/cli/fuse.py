@@ -205,7 +205,7 @@ def logits(chain: Chain, x: Tensor, activation: str = "relu") -> Tensor:
         h = h @ torch.from_numpy(layer.weight).T
         if "bias" in values:
             h = h + torch.from_numpy(values["bias"])
-        if index < chain.hidden:
+        if index < chain.hidden_parts:
             slopes = _slopes(layer)
             h = functions[activation](h) if slopes is None else torch.where(h > 0, h, slopes * h)
     return h

@@ -14,7 +14,7 @@ from typing import Any
 
 from bokeh import layouts
 
-from .history import NO_GROUP, Event, History, PeerState, natural
+from .history import NO_GROUP, Event, History, PeerState, natural_key
 from .peer_map import Links, Names, PeerMap, Positions, models_text, place_by_hops
 from .style import (
     COLOURS,
@@ -301,10 +301,10 @@ class Panels:
         history = self._history
         groups = [
             (name, curve, colours.get(name, COLOURS[0]), 2.2)
-            for name, curve in sorted(history.groups.items(), key=lambda item: natural(item[0]))
+            for name, curve in sorted(history.groups.items(), key=lambda item: natural_key(item[0]))
             if len(colours) > 1 and name in colours  # a peer's group may have changed
         ]
-        groups.append(("mean of all peers", history.mean, MEAN, 3.4))
+        groups.append(("mean of all peers", history.mean_accuracy, MEAN, 3.4))
         self.groups.data = {
             "xs": [list(c.x) for _, c, *_ in groups], "ys": [list(c.y) for _, c, *_ in groups],
             "group": [name for name, *_ in groups], "colour": [colour for _, _, colour, _ in groups],
@@ -322,7 +322,10 @@ class Panels:
         self._metric_plot.height = full_height(SMALL, len(metrics))
         self.metrics.data = line_columns("metric", {n: (c.x, c.y) for n, c in metrics.items()})
         self._metric_plot.css_classes = [] if metrics else [NO_DATA]  # most learners have none
-        self.sent.data = {"x": list(history.sent.x) or [0.0], "y": list(history.sent.y) or [0.0]}
+        self.sent.data = {
+            "x": list(history.megabytes_sent.x) or [0.0],
+            "y": list(history.megabytes_sent.y) or [0.0],
+        }
 
     def _update_events(self) -> None:
         events = self._history.events
@@ -346,12 +349,12 @@ class Panels:
 
 def _ordered(history: History) -> list[PeerState]:
     """Return all peers in natural order of their names."""
-    return sorted(history.peers.values(), key=lambda peer: natural(peer.name))
+    return sorted(history.peers.values(), key=lambda peer: natural_key(peer.name))
 
 
 def group_colours(states: Sequence[PeerState]) -> dict[str, str]:
     """Return a colour for each group, in natural order of their names."""
-    groups = sorted({peer.group for peer in states}, key=natural)
+    groups = sorted({peer.group for peer in states}, key=natural_key)
     return {group: COLOURS[index % len(COLOURS)] for index, group in enumerate(groups)}
 
 
@@ -373,8 +376,8 @@ def headline(history: History) -> str:
     if rounds:
         low, high = min(rounds), max(rounds)
         parts.append(f"round {high}" if low == high else f"rounds {low} to {high}")
-    if history.sent.y:
-        parts.append(f"{history.sent.y[-1]:,.1f} MB sent")
+    if history.megabytes_sent.y:
+        parts.append(f"{history.megabytes_sent.y[-1]:,.1f} MB sent")
     if history.x_label != "round":
         parts.append(f"at {history.now:,.0f} {history.x_label}")
     return " · ".join(parts)
@@ -411,7 +414,9 @@ def _peer_columns(
         "checked": [s.checked for s in states],
         "disagreement": [_disagreement(s) for s in states],
         "mb": [s.bytes / 1e6 if s.bytes else nan for s in states],
-        "seen": ["" if history.x_label == "round" else _ago(s.seen, history.now) for s in states],
+        "seen": [
+            "" if history.x_label == "round" else _ago(s.last_seen, history.now) for s in states
+        ],
         "models": [models_text(s.models) for s in states],
         "metrics": [_metrics(s) for s in states],
     }
@@ -433,7 +438,7 @@ def _line_columns(states: Sequence[PeerState], colours: Mapping[str, str]) -> di
 def _without_data(history: History) -> set[str]:
     """The names of the figures that a history has nothing for."""
     has = {
-        "disagreement": history.disagreement, "sent": history.sent.y, "timeline": history.events,
+        "disagreement": history.disagreement, "sent": history.megabytes_sent.y, "timeline": history.events,
         "events": history.events, "metrics": history.metrics,
     }  # fmt: skip
     return {name for name, data in has.items() if not data}

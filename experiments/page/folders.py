@@ -25,7 +25,7 @@ from ..results import (
     find_run,
     read_records,
 )
-from .history import Event, History, Kind, Observation, group_peers, natural
+from .history import Event, History, Kind, Observation, group_peers, natural_key
 
 Timed = TypeVar("Timed", Observation, Event)
 SAMPLES = 200
@@ -392,7 +392,7 @@ def _facts(folder: Path, records: Sequence[Record]) -> dict[str, Record]:
         peer["task"] = record.get("task", peer["task"])
         if not peer["models"]:
             peer["models"] = list(record.get("members", {}))
-    peers = dict(sorted(peers.items(), key=lambda item: natural(item[0])))
+    peers = dict(sorted(peers.items(), key=lambda item: natural_key(item[0])))
     groups = group_peers(
         {name: str(peer["task"]) for name, peer in peers.items()},
         {name: peer["models"] for name, peer in peers.items()},

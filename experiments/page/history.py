@@ -13,34 +13,41 @@ from math import isfinite, nan
 from typing import Literal
 
 MOST_POINTS = 240
-"""The most points of a curve; then every second one is dropped, so that a page may stay open for months."""
+"""The most points of a curve. When it has more, every second one is dropped, so that curves do not grow on a
+page that stays open for months."""
 MOST_EVENTS = 500
 """The most events that are kept; the oldest are dropped."""
 MOST_GROUPS = 12
-"""The most groups that are shown; peers that have more tasks than that are not grouped by them."""
+"""The most groups that are shown. If there were more, peers would not be grouped; see `group_peers`."""
 NO_GROUP = "all peers"
+"""The group of every peer if peers are not grouped."""
 
 Kind = Literal[
     "joined", "back", "rejoined", "restarted", "founded", "counted", "aligned", "fused",
     "decided", "offline", "banned", "refused", "lost", "dead", "left", "note",
 ]  # fmt: skip
+"""Kinds of events. Those that a peer tells of itself (founded, counted, …) are explained at
+`peer.summary.PeerEvent`; those that an observer notices (offline, lost, dead, left, back, …) at
+`peer.observer.Presence`. "note": any other event."""
 GONE = frozenset({"left", "dead", "lost", "refused"})
-"""States of peers that do not take part any more."""
+"""States of peers that do not take part any more, and the kinds of the events that lead to these states."""
 _DIGITS = re.compile(r"([0-9]+)")
-_RETURNS = frozenset({"joined", "back", "rejoined", "restarted"})
+_RETURN_KINDS = frozenset({"joined", "back", "rejoined", "restarted"})
+"""Kinds of events after which a peer takes part again."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What one message says about one peer; None and NaN: it says nothing about that.
+    """What one message says about one peer; None, NaN or an empty mapping: it says nothing about that.
 
     time: the position on the x axis: seconds or rounds. state: a phase of a live peer, or one of `GONE`.
     disagreement: by partial model, the peer's relative distance from its neighbours' values.
-    bytes: what its process has sent. neighbours: names of the peers that it sends to. bytes_to: what it has
-    sent to each of them.
+    bytes: what its process has sent since it started. neighbours: names of the peers that it sends to.
+    bytes_to: what it has sent to each of them.
     metrics: the named metrics of the peer's learner.
     gain: accuracy minus that of a twin that learns alone.
-    checked: what is to be known about its signature: empty if it was checked or the swarm has none.
+    checked: how far its signature could be checked: "signed", "member" or "refused" (explained at
+        `peer.observer.Checked`); the empty string if peers do not sign in this swarm.
     """
 
     peer: str
@@ -88,7 +95,7 @@ class Curve:
         self.x.append(x)
         self.y.append(y)
         if len(self.x) > MOST_POINTS:
-            # The last point stays, whether their number is even or odd.
+            # Counted from the end, so that the last point always stays.
             del self.x[-2::-2], self.y[-2::-2]
 
 
@@ -105,17 +112,19 @@ class PeerState:
     loss: float = nan
     metrics: dict[str, float] = field(default_factory=dict)
     bytes: int = 0
-    """What it has sent, former processes included."""
-    counter: int = 0
-    """What its present process has sent."""
+    """The bytes that it has sent, those of its former processes included."""
+    process_bytes: int = 0
+    """The bytes that its present process has sent."""
     bytes_to: Mapping[str, int] = field(default_factory=dict)
     gain: float = nan
     checked: str = ""
     models: tuple[str, ...] = ()
     disagreement: dict[str, float] = field(default_factory=dict)
     spread: float = nan
-    """In the lab: how much of a value that one peer started with has arrived; 1: the average."""
-    seen: float = nan
+    """Only in the lab, which shows how a value that one peer starts with spreads by averaging: this peer's
+    estimate of it, relative to the average of all peers. 0: nothing has arrived, 1: in the end."""
+    last_seen: float = nan
+    """The time of the last observation."""
     curve: Curve = field(default_factory=Curve)
 
     @property
@@ -127,8 +136,8 @@ class PeerState:
 class History:
     """A swarm's peers, curves, links and events, up to `now`.
 
-    name: shown as the title. x_label: what time is counted in. origin: the wall clock's time at 0, for a
-    history of now; None for one of the past.
+    name: shown as the title. x_label: what time is counted in.
+    origin: for a live swarm, the wall clock's time at time 0 of the history; None for a recorded run.
     """
 
     def __init__(self, name: str, x_label: str = "seconds", origin: float | None = None):
@@ -136,39 +145,45 @@ class History:
         self.now = 0.0
         self.peers: dict[str, PeerState] = {}
         self._links_of: dict[str, set[tuple[str, str]]] = {}
+        """By peer: the links on which it sends."""
         self.events: list[Event] = []
-        self.mean, self.sent = Curve(), Curve()
+        self.mean_accuracy, self.megabytes_sent = Curve(), Curve()
         self.groups: dict[str, Curve] = {}
+        """The mean accuracy of each group of peers."""
         self.disagreement: dict[str, Curve] = {}
+        """The largest disagreement of any peer in each partial model."""
         self.metrics: dict[str, Curve] = {}
         """The mean over peers of each named metric."""
 
-    def apply(self, seen: Observation) -> None:
-        """Take over what a message says."""
-        peer = self.peers.setdefault(seen.peer, PeerState(seen.peer))
-        self.now = max(self.now, seen.time)
-        peer.seen = seen.time
-        if isfinite(seen.accuracy):
-            peer.accuracy = seen.accuracy
-            peer.curve.add(seen.time, seen.accuracy)
-        peer.loss = seen.loss if isfinite(seen.loss) else peer.loss
-        peer.gain = seen.gain if isfinite(seen.gain) else peer.gain
-        peer.disagreement |= seen.disagreement
-        peer.metrics |= {name: value for name, value in seen.metrics.items() if isfinite(value)}
-        if seen.state is not None:
-            peer.reason = ""  # that of an earlier state
-        if seen.bytes is not None:
-            # The counter of a peer that was killed begins again.
-            peer.bytes += seen.bytes - peer.counter if seen.bytes >= peer.counter else seen.bytes
-            peer.counter = seen.bytes
+    def apply(self, observation: Observation) -> None:
+        """Update the peer that an observation is about."""
+        peer = self.peers.setdefault(observation.peer, PeerState(observation.peer))
+        self.now = max(self.now, observation.time)
+        peer.last_seen = observation.time
+        if isfinite(observation.accuracy):
+            peer.accuracy = observation.accuracy
+            peer.curve.add(observation.time, observation.accuracy)
+        peer.loss = observation.loss if isfinite(observation.loss) else peer.loss
+        peer.gain = observation.gain if isfinite(observation.gain) else peer.gain
+        peer.disagreement |= observation.disagreement
+        peer.metrics |= {
+            name: value for name, value in observation.metrics.items() if isfinite(value)
+        }
+        if observation.state is not None:
+            peer.reason = ""  # the old reason belongs to an earlier state
+        if observation.bytes is not None:
+            # If the number has fallen, the peer was restarted, and its new process counts from 0.
+            is_restarted = observation.bytes < peer.process_bytes
+            peer.bytes += observation.bytes - (0 if is_restarted else peer.process_bytes)
+            peer.process_bytes = observation.bytes
         for name in ("round", "state", "reason", "group", "checked"):
-            if (value := getattr(seen, name)) is not None:
+            if (value := getattr(observation, name)) is not None:
                 setattr(peer, name, value)
-        if seen.models is not None:
-            peer.models = tuple(seen.models)
-        peer.bytes_to = seen.bytes_to or peer.bytes_to
-        if seen.neighbours is not None:
-            self.connect(seen.peer, seen.neighbours)
+        if observation.models is not None:
+            peer.models = tuple(observation.models)
+        peer.bytes_to = observation.bytes_to or peer.bytes_to
+        if observation.neighbours is not None:
+            self.connect(observation.peer, observation.neighbours)
 
     def connect(self, peer: str, neighbours: Iterable[str]) -> None:
         """Replace the links on which a peer sends; those on which others send to it stay."""
@@ -176,31 +191,31 @@ class History:
 
     @property
     def links(self) -> set[tuple[str, str]] | None:
-        """All links; None as long as none is known: then every peer may reach every other."""
+        """All links; None if no peer has said who its neighbours are: then all peers may be neighbours."""
         return set().union(*self._links_of.values()) if self._links_of else None
 
-    def record(self, event: Event) -> None:
-        """Add an event to the timeline alone: what it means for its peer is known from elsewhere."""
+    def add_to_timeline(self, event: Event) -> None:
+        """Add an event, but leave the state of its peer to observations."""
         self.events.append(event)
         del self.events[:-MOST_EVENTS]
 
     def add(self, event: Event) -> None:
-        """Add an event, and note what it says about the state of its peer."""
+        """Add an event, and set the state of its peer accordingly."""
         self.now = max(self.now, event.time)
-        self.record(event)
+        self.add_to_timeline(event)
         peer = self.peers.get(event.peer)
         if peer is None:
             return
         if event.kind in GONE:
             peer.state, peer.reason = event.kind, event.text
-        elif event.kind in _RETURNS and (peer.gone or peer.state == "offline"):
+        elif event.kind in _RETURN_KINDS and (peer.gone or peer.state == "offline"):
             peer.state, peer.reason = "starting", event.text
 
     def sample(self, time: float) -> None:
-        """Add a point at this time to the curves of the swarm, its groups and its partial models."""
+        """Add the present values as a point to the curves of the swarm, its groups and its partial models."""
         self.now = max(self.now, time)
         present = [peer for peer in self.peers.values() if not peer.gone]
-        self.mean.add(time, _mean(peer.accuracy for peer in present))
+        self.mean_accuracy.add(time, _mean(peer.accuracy for peer in present))
         by_group: dict[str, list[float]] = {}
         for peer in present:
             by_group.setdefault(peer.group, []).append(peer.accuracy)
@@ -209,16 +224,16 @@ class History:
         for name in sorted({name for peer in present for name in peer.metrics}):
             values = (peer.metrics.get(name, nan) for peer in present)
             self.metrics.setdefault(name, Curve()).add(time, _mean(values))
-        largest: dict[str, float] = {}
+        largest_distance: dict[str, float] = {}
         for peer in present:
             for model, distance in peer.disagreement.items():
                 if isfinite(distance):
-                    largest[model] = max(largest.get(model, 0.0), distance)
-        for model, distance in largest.items():
+                    largest_distance[model] = max(largest_distance.get(model, 0.0), distance)
+        for model, distance in largest_distance.items():
             if distance > 0:
                 self.disagreement.setdefault(model, Curve()).add(time, distance)
         if total := sum(peer.bytes for peer in self.peers.values()):
-            self.sent.add(time, total / 1e6)
+            self.megabytes_sent.add(time, total / 1e6)
 
     @property
     def shared_models(self) -> list[str]:
@@ -241,10 +256,10 @@ class History:
 
 def pair(a: str, b: str) -> tuple[str, str]:
     """Return a link's two ends in a fixed order."""
-    return (a, b) if natural(a) <= natural(b) else (b, a)
+    return (a, b) if natural_key(a) <= natural_key(b) else (b, a)
 
 
-def natural(name: str) -> list[str | int]:
+def natural_key(name: str) -> list[str | int]:
     """Sort key of names: by the alphabet, and numbers in them by their value, peer-2 before peer-10."""
     return [int(part) if index % 2 else part for index, part in enumerate(_DIGITS.split(name))]
 
@@ -252,16 +267,20 @@ def natural(name: str) -> list[str | int]:
 def group_peers(tasks: Mapping[str, str], models: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return each peer's group: its task, or else the partial models that only some of the peers share.
 
-    Tasks make no groups if every peer has one of its own.
+    Neither is used if all peers would be in one group, each in one of its own, or in more than MOST_GROUPS.
     """
     peers = len(tasks)
-    for names in (tasks, _semi_local(models, peers)):
+    for names in (tasks, _semi_local_models(models, peers)):
         if 1 < len(set(names.values())) <= min(MOST_GROUPS, peers - 1):
             return dict(names)
     return dict.fromkeys(tasks, NO_GROUP)
 
 
-def _semi_local(models: Mapping[str, Sequence[str]], peers: int) -> dict[str, str]:
+def _semi_local_models(models: Mapping[str, Sequence[str]], peers: int) -> dict[str, str]:
+    """Return the names of each peer's semi-local models: those that some, but not all, peers share.
+
+    models: the partial models of each peer. peers: the number of peers.
+    """
     counts: dict[str, int] = {}
     for names in models.values():
         for name in names:
@@ -273,5 +292,6 @@ def _semi_local(models: Mapping[str, Sequence[str]], peers: int) -> dict[str, st
 
 
 def _mean(values: Iterable[float]) -> float:
+    """Return the mean of the finite values; NaN if there are none."""
     finite = [value for value in values if isfinite(value)]
     return sum(finite) / len(finite) if finite else nan

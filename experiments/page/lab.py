@@ -342,7 +342,7 @@ class Bench:
 
     def _draw(self) -> None:
         self.panels.update(self.history)
-        self.panels.roots["curves"].visible = bool(self.history.mean.y)
+        self.panels.roots["curves"].visible = bool(self.history.mean_accuracy.y)
         self._on_change()
 
     def _switch_play(self, _attribute: str, _old: bool, playing: bool) -> None:
@@ -416,10 +416,11 @@ def build_lab(doc: Any, results: Path) -> Callable[[], None]:
         if len(benches) < 2:
             return
         names = {f"{bench.letter}: {bench.setup.graph}": bench for bench in benches}
+        means = {name: bench.history.mean_accuracy for name, bench in names.items()}
         rounds.end = max(max(bench.setup.rounds, bench.history.now) for bench in benches)
         for source, lines in (
             (predicted, {n: (range(len(b.predicted)), b.predicted) for n, b in names.items()}),
-            (accuracy, {n: (b.history.mean.x, b.history.mean.y) for n, b in names.items()}),
+            (accuracy, {n: (curve.x, curve.y) for n, curve in means.items()}),
         ):
             columns = line_columns("set-up", lines)
             if any(list(source.data[name]) != values for name, values in columns.items()):

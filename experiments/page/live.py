@@ -8,7 +8,7 @@ from math import nan
 from typing import Any, get_args
 
 from ...peer import ObservedPeer, Observer, TimelineEvent, label
-from .history import Event, History, Kind, Observation, group_peers, natural
+from .history import Event, History, Kind, Observation, group_peers, natural_key
 
 LEAST_PAUSE = 0.5
 """Seconds between two looks at the observer: several browser windows share one history."""
@@ -49,14 +49,14 @@ class LiveSource:
     def _apply(self, now: float) -> None:
         history, state = self._history, self._observer.swarm
         origin = history.origin or 0.0
-        for name, peer in sorted(state.peers.items(), key=lambda item: natural(item[0])):
+        for name, peer in sorted(state.peers.items(), key=lambda item: natural_key(item[0])):
             if self._applied.get(name) is not peer:
                 self._applied[name] = peer
                 history.apply(observation(peer, now - origin, origin))
         # After the records: an event names the reason, and its peer must be known.
         for event in self._new_events():
             kind: Any = event.kind if event.kind in _KINDS else "note"
-            history.record(Event(event.time - origin, kind, label(event.peer), event.text))
+            history.add_to_timeline(Event(event.time - origin, kind, label(event.peer), event.text))
         models = {name: peer.models for name, peer in history.peers.items()}
         groups = group_peers(dict.fromkeys(models, ""), models)
         for name, peer in history.peers.items():

@@ -10,7 +10,7 @@ import numpy as np
 from bokeh.palettes import Viridis256
 
 from ..graphs.placement import positions
-from .history import History, natural
+from .history import History, natural_key
 from .style import INK, WIDGET_STYLE, Model, bk, line_figure, text_style
 
 Names: TypeAlias = frozenset[str]
@@ -150,7 +150,7 @@ class PeerMap:
         given = history.links
         links = frozenset(link for link in given or () if names.issuperset(link))
         if given is None and len(names) <= MOST_FULL_GRAPH:
-            ordered = sorted(names, key=natural)
+            ordered = sorted(names, key=natural_key)
             links = frozenset((a, b) for i, a in enumerate(ordered) for b in ordered[i + 1 :])
         if self._placed != (names, links):
             self._placed = names, links
@@ -191,7 +191,7 @@ class PeerMap:
 def _graph_title(history: History) -> str:
     if history.links is None:
         return "peers; every peer may reach every other"
-    if not history.sent.y:
+    if not history.megabytes_sent.y:
         return "peers and links"
     counted = all(peer.bytes_to for peer in history.peers.values() if peer.bytes)
     return f"peers and links; width: bytes sent{'' if counted else ', estimated'}"
@@ -199,7 +199,7 @@ def _graph_title(history: History) -> str:
 
 def place_by_hops(names: Names, links: Links) -> Positions:
     """Return a position for every peer: on a circle if no links are given, else by distances in hops."""
-    ordered = sorted(names, key=natural)
+    ordered = sorted(names, key=natural_key)
     if not links:
         angles = np.linspace(0, 2 * np.pi, len(ordered), endpoint=False)
         circle = np.stack([np.sin(angles), np.cos(angles)], axis=1)

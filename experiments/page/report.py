@@ -15,7 +15,7 @@ from bokeh.resources import INLINE
 from ..results import write_bytes
 from .figures import Panels
 from .folders import RunFolder, StudyFolder, read_folders
-from .history import History, natural
+from .history import History, natural_key
 from .style import (
     COLOURS,
     MEAN,
@@ -171,7 +171,7 @@ def _final_table(history: History) -> str:
     for name, accuracy in history.accuracies().items():
         members.setdefault(history.peers[name].group, {})[name] = accuracy
     rows = []
-    for group, values in sorted(members.items(), key=lambda item: natural(item[0])):
+    for group, values in sorted(members.items(), key=lambda item: natural_key(item[0])):
         worst = min(values, key=lambda name: values[name])
         spread = f"{statistics.stdev(values.values()):.3f}" if len(values) > 1 else ""
         mean = f"{statistics.fmean(values.values()):.3f}"
@@ -278,7 +278,7 @@ def _accuracies(point: dict[str, object]) -> list[float]:
 def _outcome_figure(study: StudyFolder) -> Model:
     """A dot for every run, in a row for each combination of settings."""
     outcomes = study.outcomes
-    names = sorted(outcomes, key=natural)
+    names = sorted(outcomes, key=natural_key)
     plot = line_figure(
         "accuracy: a dot for every seed, a line for their mean", 90 + 26 * len(names), "accuracy",
         y_range=list(reversed(names)),

@@ -233,7 +233,7 @@ def dp_means(
     the largest distance of a cell from its nearest centre. Output weights are averaged by the peers' shares
     of each class, as in matching.
     """
-    if chains[0].hidden != 1:
+    if chains[0].hidden_parts != 1:
         raise ValueError("DP-means of cells is defined for networks with one hidden layer")
     first, last = chains[0].layers
     inputs, per_cell_names = first.weight.shape[1], list(first.per_cell)

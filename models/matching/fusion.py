@@ -1,7 +1,10 @@
 """Fuse whole networks of dense layers: match their hidden parts one by one, from the outputs to the inputs.
 
-A *part* is the cells (neurons) of one layer. When a part is matched, the part above it is fused already,
-so the weights between the two can be compared.
+A *part* is the cells (neurons) of one layer; the part *above* it is the next one towards the outputs. When a
+part is matched, the part above it is fused already, so the weights between the two can be compared.
+
+An *atom* is a cell of the fused network. As in assignment.py, a cell of a peer is its atom plus Gaussian
+noise of variance σ², and its *precision* is 1/σ²; `Atoms` has sums over cells, weighted by their precisions.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from .assignment import Atoms, Cells, History, MatchOptions, MatchResult, match
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One dense layer: `weight` [cells, inputs], and tensors with one value per cell (`bias`, slopes, …).
+    """One dense layer: `weight` [cells, inputs], and tensors with one value per cell (bias, PReLU slopes, …).
 
     `weight_name` and the keys of `per_cell` are the names in the network's state dict.
     """
@@ -44,7 +47,7 @@ class Chain:
         return (self.layers[0].weight.shape[1], *(layer.cells for layer in self.layers))
 
     @property
-    def hidden(self) -> int:
+    def hidden_parts(self) -> int:
         """The number of hidden parts."""
         return len(self.layers) - 1
 
@@ -57,7 +60,7 @@ class Chain:
         )
 
     def state(self, dtype: np.dtype | type = np.float32) -> dict[str, np.ndarray]:
-        """Return a state dict of arrays, with the names of the state dict that was read."""
+        """Return a state dict of arrays; its keys are those of the state dict that `read` was given."""
         state: dict[str, np.ndarray] = {}
         for layer in self.layers:
             state[layer.weight_name] = layer.weight.astype(dtype)
@@ -86,7 +89,7 @@ class Chain:
             if not np.isfinite(value).all():
                 raise ModelError(
                     f"{name}: layer {key!r} has {int((~np.isfinite(value)).sum())} values that are not "
-                    "finite; leave this network out, or train it again at a lower rate"
+                    "finite; leave this network out, or train it again at a lower learning rate"
                 )
             if value.ndim == 2:
                 if layers and layers[-1][1].shape[0] != value.shape[1]:
@@ -179,16 +182,21 @@ def _run_order(state: Mapping[str, np.ndarray]) -> list[str]:
 class Past:
     """The posterior of a fusion, which is the prior of the next one when networks arrive as a stream.
 
-    step: how many fusions led to it. parts: for every hidden part its atoms (fused cells, see assignment.py),
-    and how often each peer used each atom. output: the sums of the output layer, a row for each output.
+    step: how many fusions led to it.
+    parts: for every hidden part its atoms, and in how many fusions each peer had a cell in each atom
+        [peers, atoms].
+    output: the output layer, with one atom for each output.
     """
 
     step: int
     parts: tuple[tuple[Atoms, np.ndarray], ...]
     output: Atoms
 
-    def history(self, part: int, columns: int) -> History:
-        """Return one part's history, padded to `columns`: the part above may have more cells than before."""
+    def history_of_part(self, part: int, columns: int) -> History:
+        """Return what `match` must know of the earlier fusions of one hidden part.
+
+        The atoms are padded to `columns`, because the part above may have more cells than before.
+        """
         atoms, uses = self.parts[part]
         padding = ((0, 0), (0, columns - atoms.sums.shape[1]))
         sums, precisions = np.pad(atoms.sums, padding), np.pad(atoms.precisions, padding)
@@ -206,7 +214,7 @@ class Fusion:
     peers
         The networks that were fused.
     past
-        Pass it to the next `fuse` of the same peers when they have trained new networks.
+        The posterior. Pass it to the next `fuse` of the same peers when they have trained new networks.
     """
 
     chain: Chain
@@ -216,7 +224,7 @@ class Fusion:
 
     @property
     def objective(self) -> float:
-        """The sum of the parts' final objectives."""
+        """The sum over the hidden parts of the log posterior, up to a constant, at the end of matching."""
         return sum(part.objective[-1] for part in self.parts)
 
     def assignment(self, peer: int) -> tuple[np.ndarray, ...]:
@@ -267,7 +275,10 @@ class Fusion:
     def _chain_or_default(chain: Chain | None, default: Chain, name: str) -> Chain:
         """Return `chain`, or the default; raise if their widths differ."""
         if chain is not None and chain.widths != default.widths:
-            raise ModelError(f"{name} has {default.widths} cells, {chain.widths} were given")
+            raise ModelError(
+                f"the layers of {name} have {default.widths} cells, those of the network that was given "
+                f"{chain.widths}"
+            )
         return chain or default
 
     def _cells_by_part(self, peer: int) -> list[np.ndarray]:
@@ -291,64 +302,71 @@ def fuse(
     """Fuse networks that differ in their cells' order, their hidden widths and their training data.
 
     variances
-        σ² of each peer; raise it for peers whose networks are noisier. Default: `options.variance`.
+        σ² of each peer: how far its cells are from their atoms. Raise it for peers whose networks are
+        noisier. Default: `options.variance`.
     counts
         Training samples of every class, `[peers, outputs]`. An output then weighs each peer by its share of
-        that class: worth many points of accuracy when peers have different classes.
+        that class, which raises the accuracy considerably if peers have different classes.
     bias_mean
         The prior mean of biases: the value from which training started.
     groups
-        Labels `[peer][hidden part][cell]`, or None: only cells with equal labels match.
+        Labels `[peer][hidden part][cell]`: only cells with equal labels match. None: all cells may match.
     names
         What error messages call the networks.
     past
         The `past` of the last fusion of the same peers, in the same order: its posterior is the prior of
         this fusion, so networks that were trained on new samples refine the fused network.
     seed
-        Draws the order of peers in sweeps; see `match`.
+        Of the random order in which `match` assigns the cells of one peer after another.
     """
     options = options or MatchOptions()
     names = names or [f"network {index}" for index in range(len(chains))]
     check_same_form(chains, names)
-    variance = peer_variances(names, options, variances)
+    peer_variance = peer_variances(names, options, variances)
     shares = class_shares(chains, counts)
     rng = np.random.default_rng(seed)
     first = chains[0]
     peers = range(len(chains))
     outputs = first.widths[-1]
-    # The part above the one that is matched; the outputs, at first, keep their order.
-    above = [_PartAbove(np.arange(outputs), shares[j] / variance[j], outputs) for j in peers]
+    output_precisions = shares / peer_variance[:, None]
+    # Of each peer, the part above the one that is matched: at first the outputs, which keep their order.
+    above = [_PartAbove(np.arange(outputs), output_precisions[peer], outputs) for peer in peers]
     parts: list[MatchResult] = []
-    output_layer, output_sums = _fuse_outputs(
-        chains, shares / variance[:, None], options, bias_mean, past
-    )
+    output_layer, output_sums = _fuse_outputs(chains, output_precisions, options, bias_mean, past)
     layers: list[Layer] = [output_layer]
     posteriors: list[tuple[Atoms, np.ndarray]] = []
-    for part in range(first.hidden, 0, -1):
-        template = first.layers[part - 1]
-        inputs = first.widths[0] if part == 1 else 0  # number of incoming weights that are compared
-        means = _per_cell_means(chains, part - 1, bias_mean)
-        mean = np.concatenate([np.zeros(inputs), means, np.zeros(above[0].fused_cells)])
+    for part in range(first.hidden_parts, 0, -1):
+        layer = first.layers[part - 1]
+        # Only in the first hidden part the incoming weights are compared too: see _cells_of_part.
+        incoming_columns = first.widths[0] if part == 1 else 0
+        per_cell_means = _per_cell_means(chains, part - 1, bias_mean)
+        prior_mean = np.concatenate(
+            [np.zeros(incoming_columns), per_cell_means, np.zeros(above[0].fused_cells)]
+        )
         cells = [
             _cells_of_part(
-                chains[j], part, above[j], 1 / variance[j],
-                None if groups is None else np.asarray(groups[j][part - 1]),
+                chains[peer], part, above[peer], 1 / peer_variance[peer],
+                None if groups is None else np.asarray(groups[peer][part - 1]),
             )
-            for j in peers
+            for peer in peers
         ]  # fmt: skip
-        history = past.history(part - 1, len(mean)) if past else None
-        result = match(cells, options, mean=mean, seed=rng, history=history)
+        history = past.history_of_part(part - 1, len(prior_mean)) if past else None
+        result = match(cells, options, mean=prior_mean, seed=rng, history=history)
         incoming, per_cell, outgoing = np.split(
-            result.values, [inputs, inputs + len(template.per_cell)], axis=1
+            result.values, [incoming_columns, incoming_columns + len(layer.per_cell)], axis=1
         )
+        # The outgoing weights are those of the layer above. The layer of this part gets its weights when the
+        # part below is matched; until then `incoming` has no columns, except in the first hidden part.
         layers[0] = replace(layers[0], weight=outgoing.T.copy())
-        by_name = dict(zip(template.per_cell, per_cell.T, strict=True))
-        layers.insert(0, replace(template, weight=incoming, per_cell=by_name))
+        by_name = dict(zip(layer.per_cell, per_cell.T, strict=True))
+        layers.insert(0, replace(layer, weight=incoming, per_cell=by_name))
         parts.insert(0, result)
         posteriors.insert(0, (result.atoms, _uses(result, history)))
         above = [
-            _PartAbove(atoms, np.full(len(atoms), 1 / variance[j]), len(result.atoms))
-            for j, atoms in enumerate(result.assignments)
+            _PartAbove(
+                assignment, np.full(len(assignment), 1 / peer_variance[peer]), len(result.atoms)
+            )
+            for peer, assignment in enumerate(result.assignments)
         ]
     posterior = Past(past.step + 1 if past else 1, tuple(posteriors), output_sums)
     return Fusion(Chain(tuple(layers)), tuple(parts), tuple(chains), posterior)
@@ -356,7 +374,7 @@ def fuse(
 
 @dataclass(frozen=True, eq=False)
 class _PartAbove:
-    """One peer's cells of a part that is fused already: the fused cell and the precision of each.
+    """One peer's cells of a part that is fused already: the fused cell (its index) and precision of each.
 
     `fused_cells` is the number of fused cells of the part.
     """
@@ -397,36 +415,39 @@ def _fuse_outputs(
     bias_mean: float,
     past: Past | None,
 ) -> tuple[Layer, Atoms]:
-    """Fuse the output layer's biases, and its weights if there is no hidden part; return layer and sums.
+    """Fuse the output layer's biases, and its weights if there is no hidden part; return layer and atoms.
 
     With hidden parts, the output weights are fused together with the cells of the last hidden part.
+
+    precision: of each peer's outputs, [peers, outputs].
     """
-    last, has_hidden = chains[0].layers[-1], chains[0].hidden > 0
-    columns = slice(0) if has_hidden else slice(None)  # of the weights
+    last, has_hidden = chains[0].layers[-1], chains[0].hidden_parts > 0
+    columns = slice(0) if has_hidden else slice(None)  # no column of the weights, or all
     values = [
         np.hstack([_per_cell_matrix(chain.layers[-1]), chain.layers[-1].weight[:, columns]])
         for chain in chains
     ]
-    sums = np.einsum("jk,jkc->kc", precision, np.stack(values))
+    # p: peers, o: outputs, c: columns
+    sums = np.einsum("po,poc->oc", precision, np.stack(values))
     precisions = np.broadcast_to(precision.sum(0)[:, None], sums.shape)
     atoms = Atoms(sums, precisions, np.full(len(sums), len(chains)))
     if past is not None:
         atoms = past.output.plus(atoms)
-    mean = np.zeros(sums.shape[1])
-    mean[: len(last.per_cell)] = _per_cell_means(chains, -1, bias_mean)
-    fused = atoms.read(options.prior_precision, mean, shrink=options.shrink)
+    prior_mean = np.zeros(sums.shape[1])
+    prior_mean[: len(last.per_cell)] = _per_cell_means(chains, -1, bias_mean)
+    fused = atoms.read(options.prior_precision, prior_mean, shrink=options.shrink)
     per_cell, weight = np.split(fused, [len(last.per_cell)], axis=1)
     by_name = dict(zip(last.per_cell, per_cell.T, strict=True))
     return replace(last, weight=last.weight if has_hidden else weight, per_cell=by_name), atoms
 
 
 def _uses(result: MatchResult, history: History | None) -> np.ndarray:
-    """Return how often each peer has used each atom, including this fusion: [peers, atoms]."""
+    """Return in how many fusions, this one included, each peer had a cell in each atom: [peers, atoms]."""
     uses = np.zeros((len(result.assignments), len(result.atoms)), dtype=np.int64)
     if history is not None:
         uses[:, : history.uses.shape[1]] = history.uses
-    for peer, atoms in enumerate(result.assignments):
-        uses[peer, atoms] += 1
+    for peer, assignment in enumerate(result.assignments):
+        uses[peer, assignment] += 1
     return uses
 
 
@@ -438,7 +459,7 @@ def _per_cell_matrix(layer: Layer) -> np.ndarray:
 
 
 def _per_cell_means(chains: Sequence[Chain], layer: int, bias_mean: float) -> list[float]:
-    """Return the prior means of a layer's per-cell tensors: `bias_mean` for biases, else the average."""
+    """Return the prior means of a layer's per-cell tensors: `bias_mean` for biases, else the peers' mean."""
     return [
         bias_mean
         if name.rpartition(".")[2] == "bias"
@@ -450,7 +471,7 @@ def _per_cell_means(chains: Sequence[Chain], layer: int, bias_mean: float) -> li
 def peer_variances(
     names: Sequence[str], options: MatchOptions, variances: Sequence[float] | None
 ) -> np.ndarray:
-    """Return σ² of every peer; raise if the numbers do not fit."""
+    """Return σ² of every peer; raise if there is not one positive number for each."""
     if variances is None:
         return np.full(len(names), options.variance)
     if len(variances) != len(names):
@@ -463,7 +484,10 @@ def peer_variances(
 
 
 def class_shares(chains: Sequence[Chain], counts: np.ndarray | None) -> np.ndarray:
-    """Return each peer's share of each class [peers, outputs]; a class without samples is shared evenly."""
+    """Return by how much each output weighs each peer [peers, outputs]: the peer's share of that class.
+
+    Peers have equal shares of a class without samples. Without `counts`, all weights are 1.
+    """
     peers, outputs = len(chains), chains[0].widths[-1]
     if counts is None:
         return np.ones((peers, outputs))

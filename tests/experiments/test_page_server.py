@@ -206,7 +206,7 @@ def test_live_swarm_becomes_a_history() -> None:
     source.poll()
     history = source.history
     assert history.links == {("anna", "ben")}
-    assert history.mean.y == [0.5]
+    assert history.mean_accuracy.y == [0.5]
     assert history.peers["anna"].gain == pytest.approx(0.1)
     assert [(event.time, event.peer) for event in history.events] == [(-10.0, "anna")]
     state.peers["ben@2"] = ObservedPeer(
@@ -220,7 +220,7 @@ def test_live_swarm_becomes_a_history() -> None:
         "left",
         "its battery is empty",
     )
-    assert history.mean.y == [0.5, 0.5]
+    assert history.mean_accuracy.y == [0.5, 0.5]
     assert len(history.events) == 2
     observer.connected, observer.connection_problem = False, "connection refused"
     assert "connection refused" in source.poll()
@@ -267,7 +267,7 @@ def test_what_a_peer_sent_before_it_was_restarted_counts() -> None:
     for time, sent in enumerate((3_000_000, 5_000_000, 1_000_000, 4_000_000)):
         history.apply(Observation("anna", float(time), bytes=sent))
         history.sample(float(time))
-    assert history.sent.y == [3.0, 5.0, 6.0, 9.0]
+    assert history.megabytes_sent.y == [3.0, 5.0, 6.0, 9.0]
 
 
 def test_figures_grow_with_their_legends() -> None:
@@ -283,7 +283,7 @@ def test_figures_grow_with_their_legends() -> None:
 def test_marks_at_both_ends_of_the_timeline_are_whole() -> None:
     history = History("garden", origin=1000.0)
     for time in (-60.0, 0.0):
-        history.record(Event(time, "joined", "anna", "joined garden"))
+        history.add_to_timeline(Event(time, "joined", "anna", "joined garden"))
     shown = Panels(history).roots["timeline"].x_range
     assert shown.start < -60.0
     assert shown.end > 1.0

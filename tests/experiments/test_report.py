@@ -87,7 +87,7 @@ def test_history_up_to_a_moment(tmp_path: Path) -> None:
     history = run.history(until=2.0)
     assert history.peers["1"].round == 3
     assert not any(peer.gone for peer in history.peers.values())
-    assert history.mean.y[-1] == pytest.approx(0.6 + 0.015)
+    assert history.mean_accuracy.y[-1] == pytest.approx(0.6 + 0.015)
 
 
 def test_study_folders(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_mean_is_over_the_peers_that_take_part() -> None:
     history.sample(1.0)
     history.add(Event(2.0, "left", "b", "was asked to leave"))
     history.sample(2.0)
-    assert history.mean.y == [0.5, 0.2]
+    assert history.mean_accuracy.y == [0.5, 0.2]
     assert history.peers["b"].reason == "was asked to leave"
     history.apply(Observation("b", 3.0, state="training"))
     assert (history.peers["b"].state, history.peers["b"].reason) == ("training", "")

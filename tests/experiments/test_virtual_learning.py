@@ -180,13 +180,13 @@ def test_arrays_do_what_gossipers_do_with_peers_that_learn(changed: dict[str, An
     through_gossipers = LearningSimulation(config, arrays=False, on_test=tests[1].append)
     for swarm in (on_arrays, through_gossipers):
         swarm.run()
-    assert on_arrays.arrays is not None
-    counters = on_arrays.arrays.swarm.counters
+    assert on_arrays.array_jobs is not None
+    counters = on_arrays.array_jobs.push_sum.counters
     assert min(counters[kind] for kind in ("training", "push", "arrival", "return")) > 0
     assert on_arrays.rounds == through_gossipers.rounds
     assert on_arrays.traffic_by_model() == through_gossipers.traffic_by_model()
     weights = [through_gossipers.events.units(peer, "global") for peer in range(6)]
-    assert on_arrays.arrays.swarm.weights.tolist() == weights
+    assert on_arrays.array_jobs.push_sum.weights.tolist() == weights
     for one, other in zip(*tests, strict=True):
         assert (one.time, one.round, one.peer) == (other.time, other.round, other.peer)
         assert one.metrics.loss == pytest.approx(other.metrics.loss, rel=1e-4)
@@ -207,7 +207,7 @@ def test_arrays_do_what_gossipers_do_with_peers_that_learn(changed: dict[str, An
 )
 def test_peers_that_arrays_do_not_serve_have_gossipers(changed: dict[str, Any]) -> None:
     swarm = LearningSimulation(parse_config(table(models=ONE_MODEL) | changed))
-    assert swarm.arrays is None
+    assert swarm.array_jobs is None
     assert swarm.events.gossipers
 
 

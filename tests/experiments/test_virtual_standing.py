@@ -181,7 +181,7 @@ def test_a_training_that_is_interrupted_leaves_nothing(monkeypatch: pytest.Monke
         swarm.run()
     trained = calls[-1]
     assert any(not torch.equal(swarm.members[p].network.flat, held[p]) for p in trained)
-    swarm.stop()
+    swarm.write_networks()
     for peer in trained:
         network = swarm.members[peer].network
         network.write("global", torch.zeros_like(network.read("global")))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gossamer.gossip import ONE, Ack, Delays, DictStore, Give, Gossiper, Recall, RetryPolicy
-from gossamer.gossip.ledger import LARGE_VALUE_BYTES, MAX_FAILED_RECALLS, DelaysBySize
+from gossamer.gossip.ledger import LARGE_VALUE_BYTES, MAX_EARLY_RECALLS, DelaysBySize
 
 
 def test_what_is_large_may_take_its_time() -> None:
@@ -28,7 +28,7 @@ def test_a_recall_that_came_too_early_makes_the_next_wait_longer() -> None:
         assert delays.transfer_timeout() == pytest.approx(wait)
     for _ in range(100):
         delays.recalled(arrived=False)
-    assert delays.transfer_timeout() == pytest.approx(10.0 * 2.0**MAX_FAILED_RECALLS)
+    assert delays.transfer_timeout() == pytest.approx(10.0 * 2.0**MAX_EARLY_RECALLS)
     delays.recalled(arrived=True)
     assert delays.transfer_timeout() == pytest.approx(10.0)
 

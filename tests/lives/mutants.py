@@ -67,7 +67,7 @@ def _wait_for_each_other() -> Any:
     decide = Bootstrap._may_found
 
     def wait(self: Bootstrap, model: str, others: OtherPeers, now: float) -> bool:
-        return not others.online(model) and decide(self, model, others, now)
+        return not others.online_senders(model) and decide(self, model, others, now)
 
     return mock.patch.object(Bootstrap, "_may_found", wait)
 
