@@ -86,6 +86,7 @@ from .transport import Transport as Transport
 from .transport import TransportError as TransportError
 from .transport import Will as Will
 from .transport import default_qos as default_qos
+from .transport import end_task as end_task
 from .transport import split_urls as split_urls
 from .transport import with_user as with_user
 from .transport import without_passwords as without_passwords

@@ -21,8 +21,7 @@ from typing import Any, Final, Protocol
 
 from torch import Tensor
 
-from ..gossip import Hook, Transport, TransportError, Will, topics
-from ..gossip.transport import end_task
+from ..gossip import Hook, Transport, TransportError, Will, end_task, topics
 from ..models import (
     Callback,
     CallbackList,
