@@ -91,8 +91,8 @@ def test_simulate_says_which_files_it_wrote(gossamer: Run) -> None:
             "summary.csv",
             "accuracy.png",
             "accuracy.svg",
-            "peer-0.safetensors",
-            "peer-1.safetensors",
+            "0.safetensors",
+            "1.safetensors",
         )
     ]
     assert all(Path(file).exists() for file in written)

@@ -148,7 +148,7 @@ def test_a_users_own_module(slices: Run, tmp_path: Path) -> None:
     assert "control flow that depends on data cannot be traced" in fickle.err
     assert "anatomy()" in fickle.err  # what to do
     assert "returned int instead of a torch module" in slices("garden:nothing").err
-    assert "has no function 'other'" in slices("garden:other").err
+    assert "has no function or class 'other'" in slices("garden:other").err
 
 
 def test_a_config_by_its_file(slices: Run, tmp_path: Path) -> None:
