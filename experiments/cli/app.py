@@ -355,8 +355,7 @@ def _decide_claims(options: Mapping[str, Any], output: Output) -> None:
     from ..results import make_folder, write_bytes
 
     results = Path("results/paper")
-    folders = [results, Path("docs/papers")]
-    rows = claims.rows(folders)
+    rows = claims.rows([results, Path("docs/papers")])
     console.table(
         "the papers' claims",
         ["where", "claim", "verdict", "measured", "differs from the paper"],
@@ -367,7 +366,7 @@ def _decide_claims(options: Mapping[str, Any], output: Output) -> None:
         + [(each.origin, each.text, claims.CANNOT, each.reason, "") for each in claims.UNAVAILABLE],
     )
     folder = make_folder(output.out or results)
-    pictures = claims.draw_overview(make_folder(folder / "papers") / "overview", folders)[:1]
+    pictures = claims.draw_overview(make_folder(folder / "papers") / "overview", rows)[:1]
     pictures += claims.draw_figures(folder / "papers", rows)
     text = claims.page(rows, [picture.relative_to(folder).as_posix() for picture in pictures])
     write_bytes(folder / "papers.md", text.encode())

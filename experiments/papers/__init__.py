@@ -136,7 +136,7 @@ _PAPERS = (
     StudyEntry("fednp-cifar", "004, tables 1 and 5", "fednp:by_clients",
                "FedNP against other methods on CIFAR-10, by the number of clients", 3, 1),
     StudyEntry("multitask", "001, federated multi-task learning", "multitask:multitask",
-               "MOCHA against separate and pooled linear models", 5, options=ALL_OPTIONS - {"quick"}),
+               "MOCHA against separate and pooled linear models", 5),
     StudyEntry("compressed-updates", "001, structured and sketched updates", "updates:compressed_updates",
                "FedAvg with lossy updates: the accuracy lost, and a bound on it", 5),
     # "Other networks": the partial models of 003, with convolutional and recurrent networks.

@@ -871,17 +871,16 @@ OVERVIEW = {
 nothing, most cells, and everything."""
 
 
-def draw_overview(path: Path, folders: Sequence[Path]) -> list[Path]:
-    """Draw the paper's figure 7 from results on disk: every task alone, with partial and with full averaging.
+def draw_overview(path: Path, table: Sequence[Row]) -> list[Path]:
+    """Draw the paper's figure 7 from the results of others: every task alone, with partial, full averaging.
 
     Tasks that have not been run are left out; without any, nothing is drawn. Returns the files.
     """
     bars: dict[str, list[float]] = {}
+    points_of = {row.entry.name: row.points for row in table}
     for study_name, (task, curve, levels) in OVERVIEW.items():
-        records, study = records_of(PAPERS[study_name], folders)
-        if not records:
+        if (points := points_of.get(study_name)) is None:
             continue
-        points = Points(summary_of(PAPERS[study_name], study, records))
         with suppress(KeyError):  # this curve has not been run
             bars[task] = [points[curve, level] for level in levels]
             has_auto = (curve, AUTO) in points

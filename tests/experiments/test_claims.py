@@ -398,9 +398,9 @@ def test_claims_of_results_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture
     assert by_study["associative"].differences.endswith("; 2 seeds, not 100")
     assert by_study["associative"].command == "gossamer paper associative --runs 2"
     assert by_study["vsn"].finding.verdict == NOT_RUN
-    files = claims.draw_overview(tmp_path / "papers", [tmp_path])
+    files = claims.draw_overview(tmp_path / "papers", table)
     assert [file.name for file in files] == ["papers.png", "papers.svg"]
-    assert claims.draw_overview(tmp_path / "papers", [tmp_path / "no results here"]) == []
+    assert claims.draw_overview(tmp_path / "papers", []) == []
     assert [file.name for file in claims.draw_figures(tmp_path, table)] == ["003-V.5.png"]
     page = claims.page(table, ["papers/003-V.5.png"])
     assert "![figures of 003-V.5](papers/003-V.5.png)" in page
