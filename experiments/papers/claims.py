@@ -444,6 +444,8 @@ def _femnist_claims(variant: str, classes: int) -> dict[str, dict[str, Decide]]:
         f"femnist-scheme-{variant}": {
             "Sharing a part of every layer beats sharing whole layers":
             above(f"784-250-80-{classes}", at="last", each=True),
+            "(Control.) By the end, networks that average nothing have learnt (accuracy above .5)":
+            value("no averaging", at="last", wanted="> 0.5"),
             **_AUTO_CLAIM,
         },
         f"femnist-peers-{variant}": {
