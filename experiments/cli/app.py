@@ -427,8 +427,12 @@ def _run_or_list(
 ) -> None:
     """Run the study of one entry, or list all entries: the body of `gossamer paper` and `gossamer study`."""
     if name.lower() == "list":
-        rows = [(entry.name, entry.origin, entry.title) for entry in entries.values()]
-        console.table(f"gossamer {command} NAME", ["name", "where", "what"], rows)
+        rows = [
+            (e.name, e.origin, e.title, f"{e.minutes:g}" if e.minutes else "")
+            for e in entries.values()
+        ]
+        header = ["name", "where", "what", "minutes per seed"]
+        console.table(f"gossamer {command} NAME", header, rows)
         return
     if name not in entries:
         what = "reproduction" if command == "paper" else command

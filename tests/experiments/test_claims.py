@@ -357,7 +357,8 @@ def test_a_curve_counts_when_all_its_points_of_a_seed_were_run(
     assert row.points is not None
     assert row.points["40", 0] == 0.5, "of the unfinished seed nothing is used"
     assert row.points["30", 0] == pytest.approx(0.55)
-    assert "`gossamer paper associative --runs 2`: 1 to 2 seeds." in claims.page([row])
+    assert row.minutes == 2 * PAPERS["associative"].minutes
+    assert "`gossamer paper associative --runs 2`: 1 to 2 seeds, a minute." in claims.page([row])
 
 
 @pytest.mark.parametrize(
@@ -410,4 +411,9 @@ def test_claims_of_results_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "| the corpus needs a licence |" in page
     assert "best level by curve 10: 300, 20: 300, 30: 300, 40: 300" in page
     assert f"{len(table) - 2} have not been measured" in page
-    assert "(003, V.4, figure 26): `gossamer paper vsn`" in page.partition("## Not run yet")[2]
+    not_run = page.partition("## Not run yet")[2]
+    assert "(003, V.4, figure 26): `gossamer paper vsn`, about 2 minutes of one core" in not_run
+
+
+def test_every_claim_s_study_says_how_long_it_takes() -> None:
+    assert [name for name in CLAIMS if not PAPERS[name].minutes] == []
