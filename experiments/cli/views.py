@@ -28,8 +28,8 @@ from rich.text import Text
 from ..errors import ConfigError
 from ..results import find_run, require_folder
 from . import console
-from .console import command
-from .live import PASSWORD_VARIABLE, ConnectionOptions, MetricsOptions, Port
+from .console import Port, command
+from .live import PASSWORD_VARIABLE, ConnectionOptions, MetricsOptions
 
 if TYPE_CHECKING:
     from ...gossip import MqttTransport
