@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from math import ceil, floor, isfinite, log10, nan, sqrt
+from math import ceil, floor, isfinite, log10, nan
 from typing import Any
 
 from bokeh import layouts
 
 from .history import NO_GROUP, Event, History, PeerState, natural_key
-from .peer_map import Links, Names, PeerMap, Positions, models_text, place_by_hops
+from .peer_map import Links, Names, PeerMap, Positions, models_text, peer_size, place_by_hops
 from .style import (
     COLOURS,
     INK,
@@ -185,10 +185,12 @@ class Panels:
     def _timeline(self) -> Model:
         kinds = None if self._whole is None else {event.kind for event in self._whole.events}
         rows = [row for row, of_row in EVENT_ROWS.items() if kinds is None or kinds & {*of_row}]
+        # Peers may have joined long before the page was opened: the curves keep a range of their own.
+        recorded = self._history.origin is None
+        x_label = self._history.x_label if recorded else "seconds since watching began"
         plot = line_figure(
-            "what happened", 100 + 25 * len(rows), x_label=self._history.x_label, y_range=rows[::-1],
-            # Peers may have joined long before the page was opened: the curves keep a range of their own.
-            x_range=self.x_range if self._history.origin is None else self._event_range,
+            "what happened", 100 + 25 * len(rows), x_label=x_label, y_range=rows[::-1],
+            x_range=self.x_range if recorded else self._event_range,
         )  # fmt: skip
         self._event_filter = bk.BooleanFilter(booleans=None)
         marks = plot.scatter(
@@ -204,7 +206,7 @@ class Panels:
         shown = [
             ("peer", "peer", self._name_width(), PLAIN), ("state", "state", 90, STATE),
             ("round", "round", 60, "0,0"), ("accuracy", "accuracy", 75, "0.000"),
-            ("reason", "reason", 200, PLAIN), ("checked", "signature", 80, STATE),
+            ("reason", "reason", 270, PLAIN), ("checked", "signature", 80, STATE),
             ("gain", "gain over alone", 120, "+0.000"), ("group", "group", 90, PLAIN),
             ("disagreement", "disagreement", 130, PLAIN), ("metrics", "other metrics", 200, PLAIN),
             ("mb", "MB sent", 75, "0,0.0"), ("seen", "last heard", 85, None),
@@ -278,7 +280,8 @@ class Panels:
         self._history = history = history or self._history
         states = _ordered(history)
         colours = group_colours(states)
-        columns = _peer_columns(states, colours, self.map.place(history), history)
+        place = self.map.place(history)
+        columns = _peer_columns(states, colours, place, history, self.map.below)
         if any(list(self.peers.data[name]) != values for name, values in columns.items()):
             chosen = {self.peers.data["peer"][i] for i in self.peers.selected.indices}
             self.peers.data = columns
@@ -304,7 +307,7 @@ class Panels:
             for name, curve in sorted(history.groups.items(), key=lambda item: natural_key(item[0]))
             if len(colours) > 1 and name in colours  # a peer's group may have changed
         ]
-        groups.append(("mean of all peers", history.mean_accuracy, MEAN, 3.4))
+        groups.append(("mean of the peers present", history.mean_accuracy, MEAN, 3.4))
         self.groups.data = {
             "xs": [list(c.x) for _, c, *_ in groups], "ys": [list(c.y) for _, c, *_ in groups],
             "group": [name for name, *_ in groups], "colour": [colour for _, _, colour, _ in groups],
@@ -388,15 +391,16 @@ def _peer_columns(
     colours: Mapping[str, str],
     place: Positions,
     history: History,
+    below: Names = frozenset(),
 ) -> dict[str, list[Any]]:
-    """Return the columns of the peers' source: one row for each peer."""
-    count = max(len(states), 1)
-    size = min(max(120 / sqrt(count), 8), 30)
+    """Return the columns of the peers' source: one row for each peer. below: see `PeerMap.below`."""
+    size = peer_size(len(states))
     named = len(states) <= MOST_LABELS
     return {
         "peer": [s.name for s in states],
         "label": [s.name if named else "" for s in states],
-        "above": [-size / 2 - 3 for _ in states],
+        "offset": [(size / 2 + 3) * (1 if s.name in below else -1) for s in states],
+        "baseline": ["top" if s.name in below else "bottom" for s in states],
         "group": [s.group for s in states],
         "colour": [colours[s.group] for s in states],
         "x": [place.get(s.name, (0.0, 0.0))[0] for s in states],
