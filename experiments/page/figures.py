@@ -39,6 +39,10 @@ from .style import (
 
 SMALL = 230
 """The height of the smaller figures, in pixels."""
+ROW = 26
+"""The height of a table's row, in pixels."""
+MOST_ROWS, MOST_EVENT_ROWS = 9, 7
+"""The most rows of the tables of peers and of events that are shown before they are scrolled."""
 MOST_LABELS = 60
 """The most peers whose names are written into the graph."""
 EVENT_ROWS = {
@@ -106,7 +110,7 @@ class Panels:
         show_all.js_on_click(
             bk.CustomJS(args={"peers": self.peers}, code="peers.selected.indices = []")
         )
-        self._table, event_table = self._peer_table(), self._event_table()
+        self._table, self._events_shown = self._peer_table(), self._event_table()
         self._filter_on_click(self._table)
         controls: Model = layouts.row(
             self.map.colours, self.map.model, self._selected, show_all, sizing_mode="stretch_width",
@@ -122,7 +126,7 @@ class Panels:
             "sent": sent,
             "peers": self._table,
             "timeline": timeline,
-            "events": event_table,
+            "events": self._events_shown,
         }
         left_out = set() if whole is None else _without_data(whole)
         self.roots = {name: root for name, root in roots.items() if name not in left_out}
@@ -215,7 +219,8 @@ class Panels:
         self._peer_filter = bk.BooleanFilter(booleans=None)
         return bk.DataTable(
             source=self.peers, view=bk.CDSView(filter=self._peer_filter), columns=self._columns,
-            height=260, index_position=None, row_height=26, sizing_mode="stretch_width",
+            height=_table_height(0, MOST_ROWS), index_position=None, row_height=ROW,
+            sizing_mode="stretch_width",
             stylesheets=[TABLE_STYLE],
         )  # fmt: skip
 
@@ -244,8 +249,8 @@ class Panels:
         columns = [column(*each, sortable=False) for each in shown]
         return bk.DataTable(
             source=self.events, view=bk.CDSView(filter=self._event_table_filter),
-            columns=columns, height=200,
-            index_position=None, row_height=26, sizing_mode="stretch_width",
+            columns=columns, height=_table_height(0, MOST_EVENT_ROWS),
+            index_position=None, row_height=ROW, sizing_mode="stretch_width",
             stylesheets=[TABLE_STYLE, least_width(columns)], selectable=False,
         )  # fmt: skip
 
@@ -288,6 +293,7 @@ class Panels:
             # A newcomer may stand before a peer that was clicked.
             self.peers.selected.indices = [i for i, s in enumerate(states) if s.name in chosen]
             self._show_columns(self._end or columns)
+            self._table.height = _table_height(len((self._whole or history).peers), MOST_ROWS)
         lines = _line_columns(states, colours)
         if any(list(self.lines.data[name]) != lines[name] for name in ("peer", "colour")):
             self.lines.data = lines
@@ -298,6 +304,10 @@ class Panels:
         self._update_lines(colours)
         self.map.update(history)
         self.headline.text = headline(history)
+        hidden = _without_data(self._whole or history)
+        for name, root in self.roots.items():
+            if root.css_classes != (classes := [NO_DATA] if name in hidden else []):
+                root.css_classes = classes
         self._curve_plot.xaxis.axis_label = history.x_label
 
     def _update_lines(self, colours: Mapping[str, str]) -> None:
@@ -324,7 +334,6 @@ class Panels:
         metrics = dict(list(history.metrics.items())[: len(COLOURS)])
         self._metric_plot.height = full_height(SMALL, len(metrics))
         self.metrics.data = line_columns("metric", {n: (c.x, c.y) for n, c in metrics.items()})
-        self._metric_plot.css_classes = [] if metrics else [NO_DATA]  # most learners have none
         self.sent.data = {
             "x": list(history.megabytes_sent.x) or [0.0],
             "y": list(history.megabytes_sent.y) or [0.0],
@@ -336,6 +345,9 @@ class Panels:
         if stamp != self._events_drawn:
             self._events_drawn = stamp
             self.events.data = _event_columns(events, self._history.origin)
+            # Of a playback, all that will be shown, so that what stands below does not move.
+            count = len((self._whole or self._history).events)
+            self._events_shown.height = _table_height(count, MOST_EVENT_ROWS)
             # A curve begins when the page is opened, and need not be drawn from an earlier event on.
             marked = [event for event in events if event.kind in MARKED and event.time >= 0]
             self.marks.data = {
@@ -348,6 +360,11 @@ class Panels:
         last = max(self._history.now, 1.0)
         margin = 0.02 * (last - first)  # else the first mark and the last are cut in two
         self._event_range.update(start=first - margin, end=last + margin)
+
+
+def _table_height(rows: int, most: int) -> int:
+    """Return the height of a table with so many rows, of which `most` are shown at once."""
+    return ROW * (1 + min(max(rows, 1), most)) + 20  # also for the bar that scrolls it
 
 
 def _ordered(history: History) -> list[PeerState]:
@@ -443,7 +460,8 @@ def _without_data(history: History) -> set[str]:
     """The names of the figures that a history has nothing for."""
     has = {
         "disagreement": history.disagreement, "sent": history.megabytes_sent.y, "timeline": history.events,
-        "events": history.events, "metrics": history.metrics,
+        "events": history.events, "metrics": history.metrics, "graph": history.peers,
+        "curves": history.mean_accuracy.y, "peers": history.peers,
     }  # fmt: skip
     return {name for name, data in has.items() if not data}
 

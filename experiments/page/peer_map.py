@@ -145,7 +145,10 @@ class PeerMap:
         """Bring title, colours and the list of partial models up to date."""
         if accuracies := list(history.accuracies().values()):
             low, high = min(accuracies), max(accuracies)
-            self._mapper.update(low=low, high=max(high, low + 0.01))
+            margin = max(
+                0.0, 0.005 - (high - low) / 2
+            )  # else all would have the colour of the worst
+            self._mapper.update(low=low - margin, high=high + margin)
         models = [ALL_MODELS, *history.shared_models]
         if list(self.model.options) != models:
             self.model.options = models

@@ -327,6 +327,43 @@ def test_names_that_would_overlap_are_written_on_different_sides() -> None:
     assert find_names_below({}) == frozenset()
 
 
+def test_what_has_nothing_to_show_yet_is_hidden() -> None:
+    history = History("garden")
+    panels = Panels(history)
+
+    def hidden() -> set[str]:
+        return {name for name, root in panels.roots.items() if root.css_classes}
+
+    assert hidden() == {*panels.roots} - {"headline", "controls"}
+    history.apply(Observation("anna", 0.0, accuracy=0.5, bytes=10))
+    history.sample(0.0)
+    panels.update()
+    assert hidden() == {"metrics", "disagreement", "timeline", "events"}
+
+
+def test_tables_are_as_high_as_their_rows_up_to_a_limit() -> None:
+    history = History("garden")
+    history.apply(Observation("anna", 0.0))
+    panels = Panels(history)
+    heights = [panels.roots["peers"].height]
+    for name in ("ben", "carl", *(f"more-{i}" for i in range(20))):
+        history.apply(Observation(name, 1.0))
+        panels.update()
+        heights.append(panels.roots["peers"].height)
+    assert heights[0] < heights[1] < heights[2] < heights[-1]
+    assert heights[-1] == heights[-2]  # scrolled
+
+
+def test_peers_that_are_equally_good_have_the_colour_of_the_middle() -> None:
+    history = History("garden")
+    for name in ("anna", "ben"):
+        history.apply(Observation(name, 0.0, accuracy=0.7))
+    (bar,) = Panels(history).roots["graph"].below[1:]
+    mapper = bar.color_mapper
+    assert mapper.high - 0.7 == pytest.approx(0.7 - mapper.low)
+    assert mapper.high > mapper.low
+
+
 def test_figures_grow_with_their_legends() -> None:
     history = History("garden")
     panels = Panels(history)
