@@ -90,6 +90,8 @@ MAX_VALUES = 256
 values, each group its own; these may be at most this many times as many as the network has parameters."""
 
 
+MIN_PEERS = 4
+"""The fewest peers that can decide: a standard error estimated from fewer is too unreliable."""
 SPREAD = 4
 """The value of `Plan.spread` where one averaging does not take values to all peers (in async mode, and on a
 sparse graph): values usually reach all peers within so many rounds, and then losses within as many. A plan
@@ -348,31 +350,33 @@ class Planner:
         """Return how many rounds a plan lasts if it need not wait for measurements; spread: as in Plan."""
         return 2 * spread or self.options.plan_rounds
 
-    def next_with_slow_spread(self, plan: Plan) -> Plan:
-        """Return the next plan if values turned out not to reach all peers in one averaging."""
-        return self._next(replace(plan, spread=SPREAD))
-
     def prolonged(self, plan: Plan, round_number: int) -> Plan:
         """Return the same plan for one more round."""
         return replace(plan, version=plan.version + 1, until=round_number + 1, chosen=None)
 
-    def must_wait(
-        self, plan: Plan, statistics: Statistics, round_number: int, online: int, min_peers: int
-    ) -> bool:
-        """Return whether the measurements of too few peers have arrived to make the next plan.
+    def next_if_measured(
+        self, plan: Plan, statistics: Statistics, round_number: int, online: int, is_slow: bool
+    ) -> Plan | None:
+        """Return the plan that follows after a round; None while measurements are waited for.
 
-        Those of `min_peers` peers are needed. Where values spread slowly (`Plan.spread`), those of all peers
-        of the plan that are online are needed, until the plan has lasted twice as long as usual.
+        Those of MIN_PEERS peers are needed. Where values spread slowly (`Plan.spread`), those of all peers of
+        the plan that are online are needed, until the plan has lasted twice as long as usual.
 
-        online: how many peers of the plan are online.
+        online: how many peers of the plan are online. is_slow: whether values turned out not to reach all
+        peers in one averaging.
         """
-        if not plan.deciding or not (plan.spread or plan.candidates):
-            return False
-        needed = min_peers
+        plan = replace(plan, until=round_number)
+        if not plan.deciding:
+            return self.next(plan, statistics)
+        if not plan.spread and not plan.candidates:
+            return (
+                self._next(replace(plan, spread=SPREAD)) if is_slow else self.next(plan, statistics)
+            )
+        needed = MIN_PEERS
         if plan.spread and round_number < plan.round + 2 * self.length(plan.spread):
             needed = max(needed, online)
         arrived = statistics.measured if plan.candidates else int(statistics.present.sum())
-        return arrived < needed
+        return self.next(plan, statistics) if arrived >= needed else None
 
     def next(self, plan: Plan, statistics: Statistics) -> Plan:
         """Return the plan that follows when a plan ends, at the end of the round `plan.until`.

@@ -26,8 +26,6 @@ from .candidates import NORM_PARTS, NORM_STATISTICS
 from .decisions import AutoOptions, Plan
 from .statistics import SKETCH_SIZE, cell_of_coordinates, coordinates_into, outputs_of, sketch
 
-MIN_PEERS = 4
-"""The fewest peers that can decide: a standard error estimated from fewer is too unreliable."""
 MIN_SAMPLES = 10
 """The fewest training samples of a peer from which some can be held out."""
 OUTPUT_COPY_SAMPLES = 160
