@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gossamer.errors import GossamerError
+from gossamer.errors import GossamerError, hint
 
 
 class EntryError(GossamerError):
@@ -38,7 +38,15 @@ def load_entry(name: str) -> Callable[..., Any]:
         raise EntryError(f"entry point {name!r}: {describe_error(module_name, error)}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise EntryError(f"entry point {name!r}: {module_name!r} has no function {function_name!r}")
+        known = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module_name
+        ]
+        raise EntryError(
+            f"entry point {name!r}: {module_name!r} has no function or class {function_name!r}; "
+            f"{hint(function_name, known, are='it has')}"
+        )
     return function
 
 

@@ -47,8 +47,19 @@ def test_a_module_that_needs_another_says_which(tmp_path, monkeypatch):
 def test_what_is_no_function_is_named(tmp_path, monkeypatch, name):
     (tmp_path / "plain_entry_device.py").write_text("MAX = 3\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(EntryError, match=f"'plain_entry_device' has no function '{name}'"):
+    with pytest.raises(EntryError, match=f"'plain_entry_device' has no function or class '{name}'"):
         load_entry(f"plain_entry_device:{name}")
+
+
+def test_a_misspelt_name_gets_the_nearest_of_the_modules_own(tmp_path, monkeypatch):
+    (tmp_path / "spelt_entry_device.py").write_text(
+        "from pathlib import Path as Neat\n\n\nclass Net: ...\n\n\ndef make(): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EntryError, match=r"or class 'Nett'; did you mean 'Net'\?$"):
+        load_entry("spelt_entry_device:Nett")
+    with pytest.raises(EntryError, match=r"or class 'xyz'; it has Net, make$"):
+        load_entry("spelt_entry_device:xyz")
 
 
 def test_what_a_function_raises_is_told_in_one_line(tmp_path, monkeypatch):

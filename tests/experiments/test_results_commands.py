@@ -362,11 +362,12 @@ def test_a_peer_that_left_early_says_that_it_begins_anew(join, tmp_path: Path) -
 
 def test_fuse_takes_a_run_or_the_latest_run_of_a_folder(gossamer: Gossamer, tmp_path: Path) -> None:
     for _ in range(2):
-        assert gossamer("simulate", "tiny.toml", "--networks").code == 0
-    (tmp_path / "results" / "tiny" / "001" / "peer-0.safetensors").unlink()
+        assert gossamer("simulate", "tiny.toml", "--networks", "--checkpoint", "1").code == 0
+    assert (tmp_path / "results" / "tiny" / "001" / "checkpoint.safetensors").exists()  # no network
+    (tmp_path / "results" / "tiny" / "001" / "0.safetensors").unlink()
     latest = gossamer("fuse", "results/tiny", "-o", "a.safetensors")
     assert latest.code == 0, latest.err
-    assert "results/tiny/latest/peer-0.safetensors" in latest.out
+    assert "results/tiny/latest/0.safetensors" in latest.out
     first = gossamer("fuse", "results/tiny/001", "-o", "b.safetensors")
-    assert "results/tiny/001/peer-1.safetensors" in first.out
-    assert "peer-0" not in first.out
+    assert "results/tiny/001/1.safetensors" in first.out
+    assert "001/0.safetensors" not in first.out
