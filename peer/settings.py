@@ -203,17 +203,17 @@ class ProtectionSettings(SettingsTable):
     config's `[trust]`."""
 
     guards: Annotated[GuardSettings | Literal["off"] | None, table_of(GuardSettings)] = None
-    """Bounds on the values that other peers may send, as in `{distance = 2.0}`: see gossip/security/guards.py
-    for all keys. If left out: the default bounds with trust (but not with `private`, whose masks look like
-    attacks), and none without trust; "off" for none. With `sharing = "auto"` the default is wider, a
-    `distance` of 1 and no `outlier`: peers with different tasks would refuse each other before they
-    part."""
+    """Bounds on the values that other peers may send, as in `{distance = 2.0}`; the table
+    `trust.guards` has all keys. If left out: the default bounds with trust (but not with `private`, whose
+    masks look like attacks), and none without trust; "off" for none. With `sharing = "auto"` the default is
+    wider, a `distance` of 1 and no `outlier`: peers with different tasks would refuse each other before
+    they part."""
     private: Mapping[str, float] = {}
     """Lockstep modes with trust: partial models whose values are masked while they are averaged, and the
     masks' scale, a power of two well above the values: `{global = 64.0}`. Raise `exchanges` with it."""
     dp: Annotated[ReleasePlan | None, table_of(ReleasePlan)] = None
-    """Differential privacy of everything that is trained, `{clip = 1.0, noise = 1.0}`: see gossip/dp.py.
-    The report then states epsilon."""
+    """Differential privacy of everything that is trained, `{clip = 1.0, noise = 1.0}`; the
+    table `trust.dp` has all keys. The report then states epsilon."""
 
 
 class CredentialSettings(SettingsTable):
@@ -252,8 +252,8 @@ class MatchingSettings(SettingsTable):
     """Which partial models are matched."""
 
     matching: Mapping[str, Annotated[Matching, table_of(Matching)]] = {}
-    """Partial models whose cells are matched, `matching.global = {kind = "align"}`; see Matching. The same on
-    all peers of a model."""
+    """Partial models whose cells are matched, `matching.global = {kind = "align"}`. The same on all peers
+    of a model."""
 
 
 @dataclass(frozen=True)

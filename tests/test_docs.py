@@ -36,6 +36,12 @@ def test_links_lead_to_files():
             assert (ROOT / target).exists(), f"{name(page)}: {target}"
 
 
+def test_the_table_of_commands_names_all_of_them():
+    text = (ROOT / "docs" / "reference" / "commands.md").read_text("utf-8")
+    commands = [*app.registered_commands, *app.registered_groups]
+    assert [each.name for each in commands if f"`gossamer {each.name}`" not in text] == []
+
+
 # --- Python ---------------------------------------------------------------------------------------------
 
 

@@ -87,7 +87,7 @@ def commands() -> str:
 
 def _commands(command: Any, name: str) -> Iterator[str]:
     usage = _usage(command, name)
-    pieces = [f"## {name}", cleandoc(command.help or ""), f"```text\n{usage}\n```"]
+    pieces = [f"## {name}", _unescaped(command.help), f"```text\n{usage}\n```"]
     rows = [_parameter(parameter) for parameter in command.params if not _is_help(parameter)]
     if rows:
         pieces += rows
@@ -111,8 +111,13 @@ def _is_help(parameter: Any) -> bool:
     return "--help" in parameter.opts
 
 
+def _unescaped(text: str | None) -> str:
+    """Return a text of the command line without the escapes of rich's markup."""
+    return (text or "").replace("\\[", "[")
+
+
 def _parameter(parameter: Any) -> str:
-    text = " ".join((getattr(parameter, "help", None) or "").split()).replace("<", "\\<")
+    text = _unescaped(parameter.help).replace("<", "\\<")
     if parameter.param_type_name == "argument":
         name = str(parameter.name).upper()
     else:

@@ -10,8 +10,16 @@ import typer
 from ..errors import ConfigError
 from ..results import require_folder
 from . import console
-from .console import AtLeastOneIfGiven, command, command_help, with_options
-from .live import ConnectionOptions, Port, PortIfGiven
+from .console import (
+    AtLeastOneIfGiven,
+    Port,
+    PortIfGiven,
+    command,
+    command_group,
+    command_help,
+    with_options,
+)
+from .live import ConnectionOptions
 
 if TYPE_CHECKING:
     from ...peer import BrokerSettings, BrokerTls, RuleFiles
@@ -19,9 +27,7 @@ if TYPE_CHECKING:
 STORE = "store"
 """The folder of retained messages in that of a swarm's rules: a revocation must outlive the broker."""
 
-broker_app = typer.Typer(
-    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
-)
+broker_app = command_group(invoke_without_command=True)
 
 
 def broker_command(

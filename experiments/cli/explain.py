@@ -32,17 +32,18 @@ def explain_command(key: str | None = None) -> None:
 
     Args:
         key: A key with or without its table (mode, gossip.mode), a table (gossip, methods.fedprox), or a
-            value of a key (dirichlet); if left out, all keys are listed by table.
+            value of a key (dirichlet); if left out, all keys are listed by table, each in one line.
     """
-    from ..config.reference import FILE_TITLES, explain, reference
+    from ..config.reference import explain, reference
 
     if key is None:
-        for file, title in FILE_TITLES.items():
-            console.say(title)
-            for table in reference():
-                if table.file == file:
-                    names = ", ".join(key.name for key in table.keys)
-                    console.say(_wrapped(f"{table.heading}: {names}", "  ", "      "))
+        tables = reference()
+        names = max(len(each.name) for table in tables for each in table.keys)
+        for table in tables:
+            console.say(table.place)
+            for each in table.keys:
+                console.say(_in_one_line(f"  {each.name:{names}}  ", each.text))
+            console.say("")
         console.say("gossamer explain KEY says more about a key or a table")
         return
     tables, entries = explain(key)
@@ -71,6 +72,13 @@ def _print_table(table: TableReference) -> None:
 def _print_key(key: Key) -> None:
     console.say(f"    values: {key.values}; default: {key.default}")
     console.say(_wrapped(key.text, "    ", "    "))
+
+
+def _in_one_line(start: str, text: str) -> str:
+    """Return the first sentence of a text, cut to the width of a line, after its start."""
+    sentence = " ".join(text.split()).partition(". ")[0].rstrip(".")
+    width = min(LINE, console.out.width) - len(start)
+    return start + textwrap.shorten(sentence, width, placeholder=" …", break_on_hyphens=False)
 
 
 def _wrapped(text: str, first: str, rest: str) -> str:

@@ -22,7 +22,15 @@ from gossamer.logs import log_to_stderr
 from ..errors import ConfigError
 from ..results import make_folder, write_bytes
 from . import console
-from .console import Out, Output, command, load_torch, report_interruption
+from .console import (
+    Out,
+    Output,
+    PortIfGiven,
+    command,
+    command_group,
+    load_torch,
+    report_interruption,
+)
 
 if TYPE_CHECKING:
     from ...peer import BrokerAddress, PeerSpec
@@ -33,9 +41,6 @@ OWN_BROKER = "mqtt://127.0.0.1"
 """A placeholder for the URL of the broker that the swarm would start, for --show-settings."""
 PASSWORD_VARIABLE = "GOSSAMER_BROKER_PASSWORD"
 """The environment variable that `broker_password` reads."""
-
-Port = Annotated[int, typer.Option(min=0, max=65535)]
-PortIfGiven = Annotated[int | None, typer.Option(min=0, max=65535)]
 
 
 # --- the connection to a broker ---------------------------------------------------------------------
@@ -404,10 +409,8 @@ def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
 
 # --- a device that systemd keeps running ------------------------------------------------------------
 
-service_app = typer.Typer(
-    no_args_is_help=True,
-    help="Keep a device's peer running, after crashes and reboots too.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+service_app = command_group(
+    no_args_is_help=True, help="Keep a device's peer running, after crashes and reboots too."
 )
 
 

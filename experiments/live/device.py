@@ -52,7 +52,6 @@ _BANNED_LINE = re.compile(r"^banned\s*=\s*\[[^\]]*\][^\n]*\n?", re.MULTILINE)
 class JoinConfig(DeviceSettings, LinkSettings):
     """The keys of a device's file. Give either your own entry point, or a swarm config and an index in it.
 
-    The settings are those of any peer: see peer/settings.py, gossip/settings.py, gossip/transport/options.py.
     With `config`, settings that the file leaves out are taken from the config.
     """
 

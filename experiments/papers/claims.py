@@ -66,6 +66,22 @@ class Points:
         """The curves of the paper's levels or schemes, without those of peers that decide by themselves."""
         return [line for line in self.lines if not line.endswith(AUTO)]
 
+    @property
+    def fewest_seeds(self) -> int:
+        """The seeds of the point that has the fewest."""
+        return min(map(int, self._summary["runs"]))
+
+    @property
+    def most_seeds(self) -> int:
+        """The seeds of the point that has the most."""
+        return max(map(int, self._summary["runs"]))
+
+    @property
+    def seeds_text(self) -> str:
+        """The number of seeds: "3 seeds", or "2 to 3 seeds" if some lines were run with fewer."""
+        fewest, most = self.fewest_seeds, self.most_seeds
+        return f"{most} seed{'s' * (most != 1)}" if fewest == most else f"{fewest} to {most} seeds"
+
     def xs_of(self, line: str) -> list[str]:
         """Return the x at which a curve has points."""
         return [x for x in self.xs if (line, x) in self]
@@ -302,13 +318,21 @@ def value(*lines: str, wanted: str, at: str = "") -> Decide:
 
 
 def auto_is_best(points: Points) -> Finding:
-    """Decide whether `sharing = "auto"` is within .005 of the best of the paper's schemes, at each x."""
-    if AUTO in points.lines:
-        return above(AUTO, wanted=">= -0.005")(points)
-    gaps = {  # x is the averaging level, and auto has no level
-        line: points[line, AUTO] - max(points[line, x] for x in points.xs) for line in points.lines
-    }
-    return decided(gaps, ">= -0.005", "auto less the best level")
+    """Decide whether `sharing = "auto"` is within .005 of the best of the paper's schemes, at each x.
+
+    In every panel, if lines are named "PANEL: NAME".
+    """
+    gaps = {}
+    for found in (line for line in points.lines if line.endswith(AUTO)):
+        panel = found.removesuffix(AUTO)
+        rivals = [line for line in points.paper_lines if line.startswith(panel)]
+        for x in points.xs_of(found):
+            best = max(points[rival, x] for rival in rivals)
+            gaps[f"{panel}{x}"] = points[found, x] - best
+    if not gaps:  # x is the averaging level, and auto has no level
+        for line in points.lines:
+            gaps[line] = points[line, AUTO] - max(points[line, x] for x in points.xs)
+    return decided(gaps, ">= -0.005", "auto less the best of the others")
 
 
 def gain_shrinks(points: Points) -> Finding:
@@ -420,12 +444,15 @@ def _femnist_claims(variant: str, classes: int) -> dict[str, dict[str, Decide]]:
         f"femnist-scheme-{variant}": {
             "Sharing a part of every layer beats sharing whole layers":
             above(f"784-250-80-{classes}", at="last", each=True),
+            "(Control.) By the end, networks that average nothing have learnt (accuracy above .5)":
+            value("no averaging", at="last", wanted="> 0.5"),
             **_AUTO_CLAIM,
         },
         f"femnist-peers-{variant}": {
             "Without averaging, the number of peers has no effect": spread("0", wanted="<= 0.01"),
             "Sharing everything loses accuracy as the number of peers grows": change("100", wanted="< 0"),
             "At level 80, more peers give a higher accuracy": change("80", wanted="> 0"),
+            **_AUTO_CLAIM,
         },
     }  # fmt: skip
 
@@ -605,6 +632,7 @@ _TABLE: Mapping[str, Mapping[str, Decide]] = {
         changes_less(_BODY_4, "4 layers: 784-250-80-10"),
         "Sharing all but the output layer of five beats no averaging of four":
         above(_BODY_5, "4 layers: no averaging"),
+        **_AUTO_CLAIM,
     },
     "vsn": {
         "Sharing some cells is best, whatever the number of mini-batches": level("between"),
@@ -682,31 +710,32 @@ UNAVAILABLE = (
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table of claims.
-
-    runs: the seeds that it was measured with, 0 for none. points: the values of its study.
-    """
+    """One row of the table of claims; points: the values of its study, None if it has no results."""
 
     entry: StudyEntry
     claim: Claim
     finding: Finding
-    runs: int
     points: Points | None = None
 
     @property
     def command(self) -> str:
         """The command that measured it, or would measure it."""
-        runs = f" --runs {self.runs}" if 0 < self.runs != self.entry.runs else ""
-        return f"gossamer paper {self.entry.name}{runs}"
+        runs = self.points.most_seeds if self.points else self.entry.runs
+        return f"gossamer paper {self.entry.name}" + f" --runs {runs}" * (runs != self.entry.runs)
+
+    @property
+    def minutes(self) -> float | None:
+        """About how many minutes of one core the command takes."""
+        seeds = self.points.most_seeds if self.points else self.entry.runs
+        return None if self.entry.minutes is None else seeds * self.entry.minutes
 
     @property
     def differences(self) -> str:
         """What differs from the paper: the setting, and the number of seeds."""
-        setting = DIFFERENCES.get(self.entry.name, "")
-        fewer = (
-            f"{self.runs} seeds, not {self.entry.runs}" if 0 < self.runs < self.entry.runs else ""
-        )
-        return "; ".join(text for text in (setting, fewer) if text)
+        texts = [DIFFERENCES.get(self.entry.name, "")]
+        if self.points is not None and self.points.fewest_seeds < self.entry.runs:
+            texts.append(f"{self.points.seeds_text}, not {self.entry.runs}")
+        return "; ".join(text for text in texts if text)
 
 
 def rows(folders: Sequence[Path]) -> list[Row]:
@@ -720,9 +749,8 @@ def rows(folders: Sequence[Path]) -> list[Row]:
         entry = PAPERS[name]
         records, study = records_of(entry, folders)
         points = Points(summary_of(entry, study, records)) if records else None
-        runs = len({record["seed"] for record in records})
         for claim in claims:
-            table.append(Row(entry, claim, _decide(claim, points), runs, points))
+            table.append(Row(entry, claim, _decide(claim, points), points))
     return table
 
 
@@ -740,10 +768,15 @@ def records_of(entry: StudyEntry, folders: Sequence[Path]) -> tuple[list[Record]
     """Return the records of a study's runs at full size, and the study.
 
     Records of other runs are not used: those of another version, or with more seeds than the paper has. A
-    warning says how many there are in which file; the file is not changed.
+    warning says how many there are in which file; the file is not changed. Of a study that is not finished,
+    the records of a line and a seed are used only if there are all of them: a curve would end too early.
     """
     study = entry.study()
     keys = {cell.key for cell in study.cells}
+    cells_per_seed = len(study.cells) // entry.runs  # cells are listed seed by seed
+    keys_by_curve: dict[tuple[str, int], set[str]] = {}
+    for index, cell in enumerate(study.cells):
+        keys_by_curve.setdefault((cell.line, index // cells_per_seed), set()).add(cell.key)
     for folder in folders:
         path = folder / f"{entry.name}.jsonl"
         if not path.is_file():
@@ -756,8 +789,15 @@ def records_of(entry: StudyEntry, folders: Sequence[Path]) -> tuple[list[Record]
                 f"of {entry.name} or of other settings; the file stays as it is, and gossamer paper "
                 f"{entry.name} runs what is missing"
             )
-        if records:
-            return records, study
+        finished = {record["key"] for record in records}
+        whole = {key for curve in keys_by_curve.values() if curve <= finished for key in curve}
+        if unfinished := len(finished - whole):
+            console.warn(
+                f"{path}: {unfinished} records of {entry.name} are not used yet, since other runs of their "
+                f"line and seed are missing; gossamer paper {entry.name} runs those"
+            )
+        if whole:
+            return [record for record in records if record["key"] in whole], study
     return [], study
 
 
@@ -839,17 +879,16 @@ OVERVIEW = {
 nothing, most cells, and everything."""
 
 
-def draw_overview(path: Path, folders: Sequence[Path]) -> list[Path]:
-    """Draw the paper's figure 7 from results on disk: every task alone, with partial and with full averaging.
+def draw_overview(path: Path, table: Sequence[Row]) -> list[Path]:
+    """Draw the paper's figure 7 from the results of others: every task alone, with partial, full averaging.
 
     Tasks that have not been run are left out; without any, nothing is drawn. Returns the files.
     """
     bars: dict[str, list[float]] = {}
+    points_of = {row.entry.name: row.points for row in table}
     for study_name, (task, curve, levels) in OVERVIEW.items():
-        records, study = records_of(PAPERS[study_name], folders)
-        if not records:
+        if (points := points_of.get(study_name)) is None:
             continue
-        points = Points(summary_of(PAPERS[study_name], study, records))
         with suppress(KeyError):  # this curve has not been run
             bars[task] = [points[curve, level] for level in levels]
             has_auto = (curve, AUTO) in points
@@ -937,13 +976,16 @@ def page(table: Sequence[Row], pictures: Sequence[str] = ()) -> str:
     """
     counts = Counter(row.finding.verdict for row in table)
     decided = ", ".join(f"{verdict}: {counts[verdict]}" for verdict in (HOLDS, IN_PART, FAILS))
+    measured = {row.entry.name: row for row in table if row.points is not None}
+    hours = sum(row.minutes or 0 for row in measured.values()) / 2 / 60
     lines = [
         "# The papers' claims, and what was measured here",
         "",
         "`gossamer paper claims` writes this page from results on disk, and a function decides every "
         f"verdict. Of {len(table)} claims, {counts[NOT_RUN]} have not been measured at full size "
         f"yet; of the others, {decided}. Verdicts are about medians over seeds; tables have means ± standard "
-        "deviations.",
+        f"deviations. With the extra `fast`, what was measured takes about {hours:.1f} hours on two cores. A "
+        "command that was interrupted continues where it stopped.",
         *(f"\n![figures of {Path(picture).stem}]({picture})" for picture in pictures),
     ]
     not_run: list[str] = []
@@ -951,13 +993,15 @@ def page(table: Sequence[Row], pictures: Sequence[str] = ()) -> str:
         study_rows = [row for row in table if row.entry.name == name]
         entry, first = study_rows[0].entry, study_rows[0]
         if first.points is None:
-            not_run.append(f"- {entry.title} ({entry.origin}): `{first.command}`")
+            not_run.append(
+                f"- {entry.title} ({entry.origin}): `{first.command}`{_time_text(first)}"
+            )
             continue
         lines += [
             "",
             f"## {entry.title} ({entry.origin})",
             "",
-            f"`{first.command}`: {first.runs} seeds.",
+            f"`{first.command}`: {first.points.seeds_text}{_time_text(first)}.",
             "",
             "| claim | verdict | measured | differs from the paper |",
             "| --- | --- | --- | --- |",
@@ -978,6 +1022,13 @@ def page(table: Sequence[Row], pictures: Sequence[str] = ()) -> str:
         *(f"| {each.origin} | {each.text} | {each.reason} |" for each in UNAVAILABLE),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _time_text(row: Row) -> str:
+    """Return how long a row's command takes, after a comma."""
+    if row.minutes is None:
+        return ""
+    return f", about {row.minutes:.0f} minutes of one core" if row.minutes > 1.5 else ", a minute"
 
 
 def _means_table(points: Points) -> list[str]:

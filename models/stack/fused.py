@@ -6,6 +6,9 @@ operation. Without numba (`pip install 'gossamer[fast]'`) torch trains; results 
 
 Inside, a layer's weights are stored transposed, [inputs, cells], and every row is padded with zeros to whole
 vectors, so that all products have the form C += A · B with rows of B and C in vector registers.
+
+Inputs that are 0 in all samples of a step, such as the margins of images, are left out of the products: their
+weights neither contribute nor change.
 """
 
 from __future__ import annotations
@@ -231,6 +234,25 @@ def _round_up(count: Any, unit: int) -> Any:
 
 
 @_compiled
+def _find_runs(used: Any, runs: Any) -> int:
+    """Write the first and the last + 1 of every run of inputs that are used, in whole tiles; return how many.
+
+    used: not 0 for an input that is used.
+    """
+    found, end = 0, -1
+    for begin in range(0, len(used), _ROWS):
+        for i in range(begin, begin + _ROWS):
+            if used[i] != 0:
+                if begin != end:
+                    runs[found, 0] = begin
+                    found += 1
+                end = begin + _ROWS
+                runs[found - 1, 1] = end
+                break
+    return found
+
+
+@_compiled
 def train(
     values: Any,
     rows: Any,
@@ -288,6 +310,8 @@ def train(
         memory[weight_at[layer] : bias_at[layer] + wide[layer + 1]] = 0
     base = memory.ctypes.data
     sums = np.zeros(wide[layers], np.float32)
+    used = np.zeros(wide[0], np.float32)
+    runs = np.empty((wide[0] // _ROWS, 2), np.int64)
     totals, correct = np.zeros(peers), np.zeros(peers, np.int64)
     for peer in range(peers):
         network = values[rows[peer]]
@@ -304,12 +328,15 @@ def train(
         for end in ends:
             batch = end - begin
             padded = _round_up(batch, _ROWS)
+            used[:] = 0
             for row in range(batch):
                 x_at = output_at[0] + row * wide[0]
                 x = memory[x_at : x_at + cells[0]]
                 source = pool[index[peer, begin + row]]
                 for i in range(len(x)):
                     x[i] = source[i]
+                    used[i] += abs(source[i])
+            count = _find_runs(used, runs)
             for layer in range(layers):
                 width = wide[layer + 1]
                 bias = memory[bias_at[layer] : bias_at[layer] + width]
@@ -318,11 +345,13 @@ def train(
                     z = memory[z_at : z_at + width]
                     for i in range(len(z)):
                         z[i] = bias[i]
-                _add_product(
-                    base + 4 * output_at[layer + 1], width,
-                    base + 4 * output_at[layer], wide[layer], 1,
-                    base + 4 * weight_at[layer], width, (batch, width, cells[layer]),
-                )  # fmt: skip
+                for run in range(1 if layer else count):
+                    first, last = (0, cells[layer]) if layer else (runs[run, 0], runs[run, 1])
+                    _add_product(
+                        base + 4 * output_at[layer + 1], width,
+                        base + 4 * (output_at[layer] + first), wide[layer], 1,
+                        base + 4 * (weight_at[layer] + first * width), width, (batch, width, last - first),
+                    )  # fmt: skip
                 z = memory[output_at[layer + 1] : output_at[layer + 1] + batch * width]
                 _activate(z, activations[layer])
                 if cells[layer + 1] < width:
@@ -374,11 +403,13 @@ def train(
                         base + 4 * delta_at[layer + 1], width, 1,
                         base + 4 * turned_at, inner, (batch, inner, cells[layer + 1]),
                     )  # fmt: skip
-                _add_product(
-                    base + 4 * weight_at[layer], width,
-                    base + 4 * output_at[layer], 1, inner,
-                    base + 4 * delta_at[layer + 1], width, (cells[layer], width, batch),
-                )  # fmt: skip
+                for run in range(1 if layer else count):
+                    first, last = (0, cells[layer]) if layer else (runs[run, 0], runs[run, 1])
+                    _add_product(
+                        base + 4 * (weight_at[layer] + first * width), width,
+                        base + 4 * (output_at[layer] + first), 1, inner,
+                        base + 4 * delta_at[layer + 1], width, (last - first, width, batch),
+                    )  # fmt: skip
                 if places[layer, 1] >= 0:
                     bias = memory[bias_at[layer] : bias_at[layer] + width]
                     for row in range(batch):

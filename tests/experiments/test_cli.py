@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -70,6 +71,63 @@ def test_every_option_says_what_it_is_for() -> None:
             yield from silent(inner, f"{path} {name}")
 
     assert list(silent(typer.main.get_command(cli.app), "gossamer")) == []
+
+
+def all_commands(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command of the command line, with the words that call it."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from all_commands(inner, *path, name)
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [*all_commands(typer.main.get_command(cli.app))],
+    ids=lambda each: str(each),
+)
+def test_help_prints_all_that_was_written_and_nothing_about_types_of_flags(
+    gossamer: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], command: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # so that no text is wrapped
+    shown = gossamer(*words, "-h").out
+    texts = [*(command.help or "").split("\n\n"), *(one.help for one in command.params)]
+    for text in texts:
+        assert text.replace("\\[", "[") in shown
+        assert "\n" not in text or "\n " in text or "\n-" in text
+    assert "<bool>" not in shown
+    assert not re.search(r"│[ *]+--.* <list", shown)
+
+
+def test_the_extra_that_an_option_needs_is_named(gossamer: Run) -> None:
+    for name in ("join", "status"):
+        assert "gossamer[metrics]" in gossamer(name, "--help").out
+
+
+def test_help_leaves_the_texts_of_options_most_of_a_narrow_terminal(
+    gossamer: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    (line,) = (
+        each for each in gossamer("join", "-h").out.splitlines() if "│ --metrics-port" in each
+    )
+    assert line.index("Serve") <= 36
+
+
+@pytest.mark.parametrize("port", ["70000", "-1", "x"])
+def test_a_port_that_does_not_exist_is_refused(gossamer: Run, port: str) -> None:
+    result = gossamer("broker", f"--port={port}")
+    assert result.code == 2
+    assert f"{port} is not a port, 0 to 65535" in result.err
+
+
+def test_help_lists_commands_by_what_they_are_for(gossamer: Run) -> None:
+    shown = gossamer("--help").out
+    places = [
+        shown.index(word)
+        for panel, names in cli.PANELS.items()
+        for word in (f"╭─ {panel} ", *(f"│ {name} " for name in names if name in commands()))
+    ]
+    assert places == sorted(places)
 
 
 def test_without_a_command_help_is_shown(gossamer: Run) -> None:
@@ -180,6 +238,7 @@ def test_paper_list(gossamer: Run, arguments: tuple[str, ...]) -> None:
     for entry in PAPERS.values():
         assert entry.name in result.out
         assert entry.origin in result.out
+    assert "per seed" in result.out
 
 
 def test_data_lists_names_and_describes_one(gossamer: Run) -> None:

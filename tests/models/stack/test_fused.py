@@ -33,7 +33,10 @@ def chains(draw: st.DrawFn) -> nn.Sequential:
 
 
 def job(module: nn.Sequential, peers: int, batch: int, steps: int, seed: int) -> TrainingJob:
-    """Steps of some peers on random samples; the last batch is shorter."""
+    """Steps of some peers on random samples, all or some or hardly any inputs of which are not 0.
+
+    The last batch is shorter.
+    """
     generator = torch.Generator().manual_seed(seed)
     shapes = [tuple(value.shape) for value in module.parameters() if value.ndim == 2]
     inputs, classes = shapes[0][1], shapes[-1][0]
@@ -42,6 +45,7 @@ def job(module: nn.Sequential, peers: int, batch: int, steps: int, seed: int) ->
     labels = torch.randint(0, classes, (peers, samples), generator=generator)
     ends = [min(batch * (step + 1), samples) for step in range(steps)]
     pool = torch.rand(50, inputs, generator=generator)
+    pool *= torch.rand(50, inputs, generator=generator) < (1.0, 0.2, 0.01)[seed // 2 % 3]
     priors = torch.randn(peers, classes, generator=generator) if seed % 2 else None
     # A small rate: where training diverges, rounding grows without limit.
     return TrainingJob(pool, index, labels, ends, PlainRule(0.01), seed % 3 > 0, 0, priors)
