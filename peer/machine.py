@@ -322,8 +322,8 @@ class CheckpointLock:
             ) from None
         if not is_acquired:
             raise PeerError(
-                f"{self._checkpoint}: another running peer uses this checkpoint; stop it, or give "
-                "each peer its own file"
+                f"peer {self._checkpoint.stem} runs here already, as process {self._lock.holder()}, with the "
+                f"checkpoint {self._checkpoint}; stop that one, or give this one another folder"
             )
 
     def release(self) -> None:
