@@ -48,6 +48,16 @@ class GoodbyeNotDelivered(PeerError):
     exit_code = ExitCode.GOODBYE_NOT_DELIVERED
 
 
+class Revoked(PeerError):
+    """The swarm's owner has revoked this peer."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"peer {name}: its invitation was revoked by the swarm's owner; if it may take part again, the "
+            "owner enrols it under another name"
+        )
+
+
 class Replaced(PeerError):
     """Another device has taken this peer's name."""
 

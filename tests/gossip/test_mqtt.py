@@ -345,7 +345,9 @@ def test_a_broker_that_refuses_us_for_a_while_is_waited_for(run, mosquitto, capl
         port = first.port
         try:
             options = MqttOptions(version=version, first_delay=0.02, longest_delay=0.1)
-            async with MqttTransport(f"mqtt://127.0.0.1:{port}", "a", options=options) as a:
+            async with MqttTransport(
+                f"mqtt://127.0.0.1:{port}", "a", options=options, name="peer anna"
+            ) as a:
                 await a.subscribe("x/status")
                 await asyncio.to_thread(first.close)
                 async with Broker(BrokerSettings(port=port, users={"b": "c"}), kind="mosquitto"):
@@ -354,6 +356,9 @@ def test_a_broker_that_refuses_us_for_a_while_is_waited_for(run, mosquitto, capl
                 async with Broker(BrokerSettings(port=port), kind="mosquitto"):
                     assert await a.publish("x/status", b"state")
                     assert (await anext(a.messages())).payload == b"state"
+                lines = [line for line in caplog.messages if line.startswith("peer anna: ")]
+                assert f"peer anna: connected to mqtt://127.0.0.1:{port} again" in lines
+                assert any(line.endswith("trying again") for line in lines)
         finally:
             await asyncio.to_thread(first.close)
 
