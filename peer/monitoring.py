@@ -35,9 +35,8 @@ Kind: TypeAlias = Literal[
 """not-counted: no peer counts in a partial model. lost: a peer is past its lease. diverged: values or the
 loss of a peer are NaN or infinite. refused: what a peer publishes is not genuine or cannot be read, it was
 revoked and still runs, or another peer does not average with it. failed: a peer could not take part, and has
-said why.
-no-summary: a peer is online and publishes no summary, so it cannot be judged. unknown: a peer has a card and
-no status."""
+said why. no-summary: a peer is online and publishes no summary, so it cannot be judged. unknown: a peer has a
+card and no status."""
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,11 @@ def explain_command(key: str | None = None) -> None:
 
     if key is None:
         tables = reference()
-        names = max(len(key.name) for table in tables for key in table.keys)
+        names = max(len(each.name) for table in tables for each in table.keys)
         for table in tables:
             console.say(table.place)
-            for key in table.keys:
-                console.say(_in_one_line(f"  {key.name:{names}}  ", key.text))
+            for each in table.keys:
+                console.say(_in_one_line(f"  {each.name:{names}}  ", each.text))
             console.say("")
         console.say("gossamer explain KEY says more about a key or a table")
         return
