@@ -222,6 +222,7 @@ class MqttTransport(Transport):
         connection = BrokerConnection(
             self.address, self.client_id, self.receive, self.options,
             timeout=self._attempt_timeout, will=self.will, tls=self._tls_context,
+            ca=self._tls_files.ca,
         )  # fmt: skip
         await connection.open()
         self._retained = RetainedFilter(cluster=self._is_cluster)

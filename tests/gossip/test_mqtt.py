@@ -280,9 +280,12 @@ def test_untrusted_and_misnamed_certificates(run, brokers, authority, tmp_path):
     stranger = Authority.create(tmp_path)
     error = failure(run, broker.url, tls=TlsFiles(ca=stranger.certificate))
     assert error.cause == "certificate"
-    assert "not trusted" in str(error)
+    assert f"not trusted: the authority (CA) in {stranger.certificate} did not sign it" in str(
+        error
+    )
     error = failure(run, broker.url)
-    assert "not trusted" in str(error)
+    assert "not trusted: give the certificate of the authority" in str(error)
+    assert "--ca" in str(error)
     other = authority.issue_server(file="any-address")
     tls = BrokerTls(authority.certificate, other.certificate, other.key)
     with Broker(BrokerSettings(host="127.0.0.2", tls=tls), kind="mosquitto") as misnamed:
