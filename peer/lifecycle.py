@@ -498,6 +498,9 @@ class Peer:
         asked = asyncio.ensure_future(self._leave.wait())
         try:
             await asyncio.wait((work, asked), return_when=asyncio.FIRST_COMPLETED)
+            if state is State.CLAIMING:
+                # Under its name it can say goodbye, so that no peer that expects it waits for it.
+                await asyncio.wait((work,), timeout=link.engine.limits.name_grace)
         finally:
             asked.cancel()
             if not work.done() and self._leave.is_set():

@@ -356,8 +356,7 @@ def _decide_claims(options: Mapping[str, Any], output: Output) -> None:
     from ..results import make_folder, write_bytes
 
     results = Path("results/paper")
-    folders = [results, Path("docs/papers")]
-    rows = claims.rows(folders)
+    rows = claims.rows([results, Path("docs/papers")])
     console.table(
         "the papers' claims",
         ["where", "claim", "verdict", "measured", "differs from the paper"],
@@ -368,7 +367,7 @@ def _decide_claims(options: Mapping[str, Any], output: Output) -> None:
         + [(each.origin, each.text, claims.CANNOT, each.reason, "") for each in claims.UNAVAILABLE],
     )
     folder = make_folder(output.out or results)
-    pictures = claims.draw_overview(make_folder(folder / "papers") / "overview", folders)[:1]
+    pictures = claims.draw_overview(make_folder(folder / "papers") / "overview", rows)[:1]
     pictures += claims.draw_figures(folder / "papers", rows)
     text = claims.page(rows, [picture.relative_to(folder).as_posix() for picture in pictures])
     write_bytes(folder / "papers.md", text.encode())
@@ -429,8 +428,12 @@ def _run_or_list(
 ) -> None:
     """Run the study of one entry, or list all entries: the body of `gossamer paper` and `gossamer study`."""
     if name.lower() == "list":
-        rows = [(entry.name, entry.origin, entry.title) for entry in entries.values()]
-        console.table(f"gossamer {command} NAME", ["name", "where", "what"], rows)
+        rows = [
+            (e.name, e.origin, e.title, f"{e.minutes:g}" if e.minutes else "")
+            for e in entries.values()
+        ]
+        header = ["name", "where", "what", "minutes per seed"]
+        console.table(f"gossamer {command} NAME", header, rows)
         return
     if name not in entries:
         what = "reproduction" if command == "paper" else command

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from ...peer import BrokerAddress, ObservedPeer, Observer, Problem, SwarmState, TimelineEvent
     from ..page import Source
 
-CONNECT_SECONDS = 20.0
-"""Seconds in which the broker must answer."""
 REFRESH = 1.0
 """Seconds between two looks with --follow."""
 SHOWN_EVENTS = 8
@@ -82,20 +80,16 @@ def _observer(
 
 @contextlib.asynccontextmanager
 async def _connected(observer: Observer, transport: MqttTransport) -> AsyncIterator[None]:
-    """Connect an observer, and wait until it knows the swarm; ConfigError if the broker does not answer."""
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            await observer.__aenter__()
-    except TimeoutError:
-        raise ConfigError(
-            f"{transport.address}: no answer within {CONNECT_SECONDS:g} s; is it the broker's address, and "
-            "does the broker run?"
-        ) from None
-    try:
+    """Connect an observer, and wait until it knows the swarm; ConfigError if the broker falls silent."""
+    async with observer:
         await observer.settle()
+        if not observer.connected:
+            why = observer.connection_problem
+            raise ConfigError(
+                f"{transport.address}: the connection was lost at once{': ' * bool(why)}{why}; is that "
+                "an MQTT broker?"
+            )
         yield
-    finally:
-        await observer.__aexit__(None, None, None)
 
 
 # --- in a browser -----------------------------------------------------------------------------------

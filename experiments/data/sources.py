@@ -295,7 +295,8 @@ def download(
             failures.append(f"{url}: expected SHA-256 {sha256}, found {actual}")
     raise DataError(
         f"{target.name} could not be downloaded ({'; '.join(failures)}): go online, or put "
-        f"the file (SHA-256 {sha256}) into {target.parent} by hand"
+        f"the file (SHA-256 {sha256}) into {target.parent} by hand, or set GOSSAMER_DATA to the folder above "
+        f"a {target.parent.name}/ that has it"
     )
 
 

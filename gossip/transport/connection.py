@@ -435,6 +435,8 @@ def explain(
         cause, text = "refused", "nothing listens at {at}: is the broker running?"
     elif isinstance(root, ConnectionResetError):
         cause, text = "hung-up", "{at} closed the connection during connect: is that {port} port?"
+    elif isinstance(root, TimeoutError):
+        cause, text = "unreachable", "{at} does not answer: is that {port} port of a broker?"
     else:
         cause, text = _REASON_CODES.get(code or 0, ("unreachable", "no connection to {at}: {why}"))
     if address.username and address.password is None:

@@ -238,6 +238,7 @@ def test_paper_list(gossamer: Run, arguments: tuple[str, ...]) -> None:
     for entry in PAPERS.values():
         assert entry.name in result.out
         assert entry.origin in result.out
+    assert "per seed" in result.out
 
 
 def test_data_lists_names_and_describes_one(gossamer: Run) -> None:

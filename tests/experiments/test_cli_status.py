@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import socket
+import threading
 import time
+from contextlib import contextmanager, suppress
 
 import pytest
-from cli_kit import runs
+from cli_kit import runner, runs
 
 from gossamer.experiments.cli import console, views
 from gossamer.gossip import MqttTransport, topics
@@ -291,6 +294,43 @@ def test_a_swarm_that_is_not_there_is_one_line(status, garden):
 def test_a_broker_that_is_not_there_is_one_line(status, silent_port):
     url = f"mqtt://127.0.0.1:{silent_port}"
     assert url.removeprefix("mqtt://") in mistake(status(url, "garden"))
+
+
+@contextmanager
+def silent_broker(*, accepts: bool):
+    """The address of a broker that says at most that a connection is accepted, and then nothing more."""
+
+    def answer(client):
+        with client, suppress(OSError):
+            while packet := client.recv(4096):
+                if accepts and packet[0] >> 4 == 1:  # CONNECT of MQTT 3.1.1
+                    client.sendall(b"\x20\x02\x00\x00")
+
+    def serve():
+        with suppress(OSError):  # closed
+            while True:
+                threading.Thread(target=answer, args=(listening.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"mqtt://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.live  # it waits for the end of real timeouts
+@pytest.mark.parametrize(
+    ("command", "accepts", "text"),
+    [
+        ("status", False, " does not answer: is that an MQTT port of a broker?"),
+        ("watch", True, ": the connection was lost at once; is that an MQTT broker?"),
+    ],
+)
+def test_a_broker_that_stays_silent_is_one_line(
+    tmp_path, monkeypatch, capsys, command, accepts, text
+):
+    with silent_broker(accepts=accepts) as url:
+        run = runner(tmp_path, monkeypatch, capsys, command)
+        assert mistake(run(url, "garden")) == f"error: {url}{text}"
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from cli_kit import Run, runs
+from ports import unused_port
 from waiting import wait_until
 
 from gossamer.experiments.live.enrolment import Enrolment
 from gossamer.gossip import MqttTransport, TlsFiles, TransportError, topics
 from gossamer.gossip.security import Admission, Identity, SwarmSecurity, read_public
-from gossamer.peer import Broker, BrokerSettings, BrokerTls, Summary, free_port, read_rules
+from gossamer.peer import Broker, BrokerSettings, BrokerTls, Summary, read_rules
 from gossamer.peer.presence import Card, Status
 
 gossamer = runs()
@@ -202,7 +203,7 @@ def test_the_owner_looks_at_a_swarm_with_trust_over_tls_with_a_password(
 ) -> None:
     if kind == "mosquitto":
         mosquitto_required()
-    files, port = Path("garden/broker"), free_port("localhost")
+    files, port = Path("garden/broker"), unused_port()
     url = f"mqtts://localhost:{port}"
     enrolled = gossamer("enrol", "--swarm", "garden", "--broker", url, "ann")
     assert enrolled.code == 0
