@@ -388,12 +388,14 @@ class _Show:
 
         is_table = console.out.is_terminal and not (self._as_json or self._quiet)
         live = Live(console=console.out, auto_refresh=False) if is_table else None
-        changes, last = ChangeLog(only_problems=self._quiet), ""
+        changes, last, lost = ChangeLog(only_problems=self._quiet), "", ""
         with live if live is not None else contextlib.nullcontext():
             while True:
                 observer.check()
                 state, now = observer.swarm, time.time()
-                problems, lost = find_problems(state, now), observer.connection_problem
+                problems = find_problems(state, now)
+                # There is no cause while the next attempt is made.
+                lost = "" if observer.connected else observer.connection_problem or lost
                 if live is not None:
                     live.update(_picture(state, problems, now, lost), refresh=True)
                 elif self._as_json:
