@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gossamer.errors import GossamerError
+from gossamer.errors import GossamerError, hint
 
 
 class EntryError(GossamerError):
@@ -22,12 +22,39 @@ def import_from(folder: Path) -> None:
         sys.path.insert(0, path)
 
 
+def split_entry(name: str) -> tuple[str, str]:
+    """Return the module and the function that `module:function` names; EntryError if there is none."""
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise EntryError(f"{name!r} is not an entry point: write module:function")
+    return module, function
+
+
+def require_module(name: str) -> None:
+    """Raise EntryError if the module of `module:function` is not found, without importing it, which is slow.
+
+    The module may be in the current folder.
+    """
+    module, _ = split_entry(name)
+    import_from(Path.cwd())
+    top = module.partition(".")[0]
+    if top in sys.modules or importlib.util.find_spec(top) is not None:
+        return
+    prefixes = (sys.prefix, sys.base_prefix)
+    own = [
+        path for path in sys.path
+        if Path(path).is_dir() and not path.startswith(prefixes) and "-packages" not in path
+    ]  # fmt: skip
+    places = " or ".join(dict.fromkeys([str(Path.cwd()), *own]))
+    raise EntryError(
+        f"entry point {name!r}: there is no module {top!r} in {places}, and none of that name is installed"
+    )
+
+
 def load_entry(name: str) -> Callable[..., Any]:
     """Return the function that `module:function` names; the module may be in the current folder."""
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise EntryError(f"{name!r} is not an entry point: write module:function")
-    import_from(Path.cwd())
+    module_name, function_name = split_entry(name)
+    require_module(name)
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -38,7 +65,15 @@ def load_entry(name: str) -> Callable[..., Any]:
         raise EntryError(f"entry point {name!r}: {describe_error(module_name, error)}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise EntryError(f"entry point {name!r}: {module_name!r} has no function {function_name!r}")
+        known = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module_name
+        ]
+        raise EntryError(
+            f"entry point {name!r}: {module_name!r} has no function or class {function_name!r}; "
+            f"{hint(function_name, known, are='it has')}"
+        )
     return function
 
 

@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 
+CHECKPOINT_FILE = "checkpoint.safetensors"
+"""The state of a simulation, from which it can be continued."""
 SHARING_FILE = "sharing.json"
 """The file of what peers have decided to share; `gossamer assignment` reads it."""
 PEERS_FILE = "peers.json"

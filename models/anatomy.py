@@ -118,10 +118,31 @@ class Anatomy:
     def find(self, name: str, context: str = "") -> int:
         """Return the index of a part; raise an error that begins with `context` if there is none."""
         if name not in self.names:
-            raise ModelError(
-                f"{context}the network has no part {name!r}; parts are {', '.join(self.names)}"
-            )
+            raise ModelError(f"{context}the network has no part {name!r}; {self.part_hint(name)}")
         return self.names.index(name)
+
+    def part_hint(self, name: str) -> str:
+        """Return what an error about an unknown part says: the part with the cells of that layer, or all."""
+        for part, layers in self.layers.items():
+            if name in layers:
+                return f"the cells of layer {name!r} are those of part {part!r}: write {part!r}"
+        return f"parts are {', '.join(self.names)}"
+
+    @cached_property
+    def layers(self) -> dict[str, list[str]]:
+        """The layers of each part, by the module's names: several if outputs are added or normalized."""
+        by_layer: dict[str, ParameterMap] = {}
+        for tensor in sorted(self.parameters, key=lambda each: len(each.shape)):  # biases first
+            if tensor.axes and tensor.axes[0] is not None and len(tensor.axes[0]):
+                by_layer.setdefault(tensor.name.rpartition(".")[0], tensor)
+        layers: dict[str, list[str]] = {name: [] for name in self.names}
+        for layer in dict.fromkeys(each.name.rpartition(".")[0] for each in self.parameters):
+            if layer in by_layer:
+                cells = by_layer[layer].axes[0]
+                assert cells is not None
+                part = int(np.searchsorted(self.first_cells, cells[0], side="right")) - 1
+                layers[self.names[part]].append(layer)
+        return layers
 
     @cached_property
     def first_cells(self) -> np.ndarray:

@@ -283,7 +283,7 @@ def _take_shares(
                 )
             if not any(fnmatchcase(name, pattern) for name in anatomy.names):
                 raise ModelError(
-                    f"model {model!r}: no part is called {pattern!r}; parts are {', '.join(anatomy.names)}"
+                    f"model {model!r}: no part is called {pattern!r}; {anatomy.part_hint(pattern)}"
                 )
     taken: dict[str, list[np.ndarray]] = {model: [] for model in shares}
     for part, mask in zip(anatomy.parts, free, strict=True):

@@ -108,7 +108,7 @@ def save_networks(members: Sequence[Member], out: Path) -> list[Path]:
     """Save every peer's current network as safetensors; return the paths of the files."""
     files = []
     for member in members:
-        files.append(out / f"peer-{member.name}.safetensors")
+        files.append(out / f"{member.name}.safetensors")
         with atomic_path(files[-1]) as temporary:
             member.network.save(temporary)
     return files

@@ -40,7 +40,7 @@ from ..config.needs import refuse_conflicts, warn_unused_keys
 from ..config.tables import Config, ConfigError
 from ..data import Dataset, PeerDatasets, load_or_stream
 from ..graphs.swarm import WINDOW, check_robust, mixing_of, push_graph, pushes_of, swarm_graph
-from ..results import SHARING_FILE, Results, make_folder, read_records, write_json
+from ..results import CHECKPOINT_FILE, SHARING_FILE, Results, make_folder, read_records, write_json
 from .arena import Arena, Round, read_arena_state
 from .events import Wire
 from .lockstep import Gossip, Mixing, Robust, Server, Steady
@@ -373,10 +373,6 @@ def simulate(
     if arena.sharing is not None:
         written.append(results.folder / SHARING_FILE)
     return written
-
-
-CHECKPOINT_FILE = "checkpoint.safetensors"
-"""The file with the state of a simulation in its results folder."""
 
 
 FREE_KEYS = ("name", "rounds", "callbacks")

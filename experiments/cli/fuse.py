@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from ...models import ModelError
 from ..errors import ConfigError
-from ..results import atomic_path, find_run
+from ..results import CHECKPOINT_FILE, atomic_path, find_run
 from . import console
 from .console import YesOrNo, command, load_torch
 
@@ -294,7 +294,8 @@ def network_files(paths: Sequence[Path], out: Path) -> list[Path]:
             files.append(path)
             continue
         path = find_run(path)
-        networks = [file for file in path.glob("*.safetensors") if file.resolve() != out.resolve()]
+        others = {out.resolve(), (path / CHECKPOINT_FILE).resolve()}
+        networks = [file for file in path.glob("*.safetensors") if file.resolve() not in others]
         if not networks:
             why = "; its peers have not finished" if any(path.glob("*.checkpoint")) else ""
             raise ModelError(

@@ -77,6 +77,10 @@ def slices_command(
     table.loc["all"] = table.sum()
     rows = [[part, *row] for part, row in zip(table.index, table.to_numpy(), strict=True)]
     console.table(f"{name}: {len(network.flat):,} values", ["part", *table.columns], rows)
+    for part, layers in network.slicing.anatomy.layers.items():
+        if others := [layer for layer in layers if not f"{part}.".startswith(f"{layer}.")]:
+            shown = f"{', '.join(others[:4])}{f' and {len(others) - 4} more' * (len(others) > 4)}"
+            console.say(f"the cells of part {part} are also those of {shown}")
     with results.run_folder() as folder:
         title = f"{name}, {len(network.flat):,} values"
         console.print_written(draw_slices(network.slicing, folder / file, title))

@@ -51,7 +51,7 @@ def dirichlet(
         raise DataError(f"dirichlet: minimum must be 0 or more, not {minimum}")
     if peers * minimum > len(labels):
         raise DataError(
-            f"dirichlet: {peers} peers with at least {minimum} samples each ask for "
+            f"dirichlet: {peers} peers with at least {minimum} samples each need "
             f"{peers * minimum}, there are {len(labels)}: lower peers or minimum"
         )
     rng = np.random.default_rng(seed)
@@ -81,8 +81,8 @@ def shards(
     count = peers * per_peer
     if per_peer < 1 or count > len(labels):
         raise DataError(
-            f"shards: {peers} peers with {per_peer} shards each ask for {count} shards, "
-            f"there are {len(labels)} samples: per_peer must be 1 or more, and small enough"
+            f"shards: {peers} peers with {per_peer} shards each need {count} samples or more, there are "
+            f"{len(labels)}: per_peer must be between 1 and {len(labels) // peers}"
         )
     rng = np.random.default_rng(seed)
     all_shards = np.array_split(np.argsort(labels, kind="stable"), count)
@@ -110,13 +110,13 @@ def by_group(
     values, counts = np.unique(ids, return_counts=True)
     largest_first = np.lexsort((values, -counts))
     if peers > len(values):
-        raise DataError(f"by_group: {peers} peers ask for {peers} groups, there are {len(values)}")
+        raise DataError(f"by_group: {peers} peers need {peers} groups, there are {len(values)}")
     largest_groups = largest_first[:peers]
     smallest = int(counts[largest_groups[-1]])
     if size is not None and not 1 <= size <= smallest:
         large_groups = int((counts >= size).sum())
         raise DataError(
-            f"by_group: {peers} peers ask for {peers} groups of {size} samples, but {large_groups} groups "
+            f"by_group: {peers} peers need {peers} groups of {size} samples, but {large_groups} groups "
             f"have that many and the {peers} largest have at least {smallest}: size must be 1 to {smallest}, "
             "or use fewer peers"
         )
@@ -173,8 +173,8 @@ def _deal_in_order(order: np.ndarray, peers: int, size: int | None) -> list[np.n
     min_size = 1 if size is None else size
     if min_size < 1 or peers * min_size > len(order):
         raise DataError(
-            f"{peers} peers with {min_size} samples each ask for {peers * min_size}, "
-            f"there are {len(order)}: size must be 1 or more, and small enough"
+            f"{peers} peers with {min_size} samples each need {peers * min_size}, there are {len(order)}: "
+            f"the samples of a peer must be between 1 and {len(order) // peers}"
         )
     if size is None:
         return np.array_split(order, peers)

@@ -117,7 +117,7 @@ def test_interrupted_networks_come_home_too(tmp_path: Path) -> None:
     whole = simulation(rounds=2)
     list(whole.rounds())
     for member, fresh in zip(whole.members, simulation().members, strict=True):
-        fresh.network.load(tmp_path / f"peer-{member.name}.safetensors")
+        fresh.network.load(tmp_path / f"{member.name}.safetensors")
         assert torch.equal(fresh.network.flat, member.network.flat)
 
 

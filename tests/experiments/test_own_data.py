@@ -97,8 +97,8 @@ def test_a_comparison_deals_it_out(source: str) -> None:
     ("named", "text"),
     [
         ("nowhere_data:f", "entry point 'nowhere_data:f': module 'nowhere_data' cannot be imported"),
-        ("wrong_data:missing", "entry point 'wrong_data:missing': 'wrong_data' has no function"),
-        ("wrong_data:number", "'wrong_data' has no function 'number'"),
+        ("wrong_data:missing", "entry point 'wrong_data:missing': 'wrong_data' has no function or class"),
+        ("wrong_data:number", "'wrong_data' has no function or class 'number'"),
         ("wrong_data:pair", "wrong_data:pair returned tuple instead of a gossamer.experiments.data"),
         ("wrong_data:breaks", "wrong_data:breaks raised KeyError: 'leaves', at "),
         ("wrong_data:few", "wrong_data:few: few: train labels run from 0 to 3, but 3 classes allow"),

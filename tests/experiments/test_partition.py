@@ -54,9 +54,7 @@ def test_iid_is_random_but_repeats_for_a_seed() -> None:
 
 
 def test_too_many_samples_says_how_many() -> None:
-    with pytest.raises(
-        DataError, match=r"17 peers with 3500 samples each ask for 59500.* are 50000"
-    ):
+    with pytest.raises(DataError, match=r"17 peers with 3500 samples each need 59500.* are 50000"):
         partition.successive(50000, 17, 3500)
     with pytest.raises(DataError, match="at least one peer"):
         partition.iid(10, 0)
@@ -73,7 +71,7 @@ def test_dirichlet_deals_everything_and_keeps_the_minimum(
     y: list[int], peers: int, alpha: float, minimum: int, seed: int
 ) -> None:
     if peers * minimum > len(y):
-        with pytest.raises(DataError, match=f"ask for {peers * minimum}, there are {len(y)}"):
+        with pytest.raises(DataError, match=f"need {peers * minimum}, there are {len(y)}"):
             partition.dirichlet(y, peers, alpha, seed, minimum)
         return
     parts = partition.dirichlet(y, peers, alpha, seed, minimum)
@@ -102,7 +100,7 @@ def test_dirichlet_refuses_an_alpha_without_meaning() -> None:
 @given(y=labels, peers=st.integers(1, 8), per_peer=st.integers(1, 4), seed=seeds)
 def test_shards_deal_everything(y: list[int], peers: int, per_peer: int, seed: int) -> None:
     if peers * per_peer > len(y):
-        with pytest.raises(DataError, match=f"ask for {peers * per_peer} shards"):
+        with pytest.raises(DataError, match=f"need {peers * per_peer} samples or more"):
             partition.shards(y, peers, per_peer, seed)
         return
     parts = partition.shards(y, peers, per_peer, seed)

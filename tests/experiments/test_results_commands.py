@@ -275,6 +275,7 @@ def join(gossamer: Gossamer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # At the package's door, which remembers what it has once looked up in its module.
     monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec, **_: started.append(spec) or 0)
     (tmp_path / "anna.toml").write_text('name = "anna"\nentry = "m:f"\nrounds = 5\n')
+    (tmp_path / "m.py").write_text("")
     (tmp_path / "out").mkdir()
 
     def run(*options: str) -> Result:
@@ -329,7 +330,7 @@ def test_again_leaves_a_running_peer_alone(join, tmp_path: Path) -> None:
     lock = CheckpointLock(checkpoint)
     lock.acquire()
     try:
-        assert "another running peer uses this checkpoint" in only_line(join("--again"))
+        assert "peer anna runs here already" in only_line(join("--again"))
     finally:
         lock.release()
     assert checkpoint.read_text() == "in use"
@@ -362,11 +363,12 @@ def test_a_peer_that_left_early_says_that_it_begins_anew(join, tmp_path: Path) -
 
 def test_fuse_takes_a_run_or_the_latest_run_of_a_folder(gossamer: Gossamer, tmp_path: Path) -> None:
     for _ in range(2):
-        assert gossamer("simulate", "tiny.toml", "--networks").code == 0
-    (tmp_path / "results" / "tiny" / "001" / "peer-0.safetensors").unlink()
+        assert gossamer("simulate", "tiny.toml", "--networks", "--checkpoint", "1").code == 0
+    assert (tmp_path / "results" / "tiny" / "001" / "checkpoint.safetensors").exists()  # no network
+    (tmp_path / "results" / "tiny" / "001" / "0.safetensors").unlink()
     latest = gossamer("fuse", "results/tiny", "-o", "a.safetensors")
     assert latest.code == 0, latest.err
-    assert "results/tiny/latest/peer-0.safetensors" in latest.out
+    assert "results/tiny/latest/0.safetensors" in latest.out
     first = gossamer("fuse", "results/tiny/001", "-o", "b.safetensors")
-    assert "results/tiny/001/peer-1.safetensors" in first.out
-    assert "peer-0" not in first.out
+    assert "results/tiny/001/1.safetensors" in first.out
+    assert "001/0.safetensors" not in first.out

@@ -93,10 +93,10 @@ def test_rounds_that_were_not_tested_leave_no_metrics(tmp_path: Path) -> None:
 def test_networks_come_home_on_request(tmp_path: Path) -> None:
     made = simulation()
     files = simulate(made, at(tmp_path), networks=True)
-    assert {f"peer-{peer}.safetensors" for peer in range(3)} <= {file.name for file in files}
+    assert {f"{peer}.safetensors" for peer in range(3)} <= {file.name for file in files}
     fresh = simulation().members[1].network
     assert not torch.equal(fresh.flat, made.members[1].network.flat)
-    fresh.load(tmp_path / "peer-1.safetensors")
+    fresh.load(tmp_path / "1.safetensors")
     assert torch.equal(fresh.flat, made.members[1].network.flat)
 
 

@@ -124,6 +124,17 @@ def test_shares_by_part_and_dependencies(slices: Run) -> None:
     assert numbers(apart.out, "all")[-1] > numbers(below.out, "all")[-1]  # less stays private
 
 
+def test_layers_without_a_part_of_their_own_are_named(slices: Run) -> None:
+    done = slices("resnet")
+    assert "the cells of part 0 are also those of 1, 3.conv2, 3.norm2" in done.out
+    assert "part input" not in done.out
+    wrong = slices("resnet", "--give", "global=*:1,3.conv2:0")
+    assert (
+        "no part is called '3.conv2'; the cells of layer '3.conv2' are those of part '0'"
+        in wrong.err
+    )
+
+
 def test_a_users_own_module(slices: Run, tmp_path: Path) -> None:
     (tmp_path / "garden.py").write_text(
         "from torch import nn\n"
@@ -148,7 +159,7 @@ def test_a_users_own_module(slices: Run, tmp_path: Path) -> None:
     assert "control flow that depends on data cannot be traced" in fickle.err
     assert "anatomy()" in fickle.err  # what to do
     assert "returned int instead of a torch module" in slices("garden:nothing").err
-    assert "has no function 'other'" in slices("garden:other").err
+    assert "has no function or class 'other'" in slices("garden:other").err
 
 
 def test_a_config_by_its_file(slices: Run, tmp_path: Path) -> None:

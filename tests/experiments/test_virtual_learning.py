@@ -287,7 +287,7 @@ def test_files(tmp_path: Path) -> None:
     seen: list[PeerTestResult] = []
     files = simulate_in_time(config, at(tmp_path), networks=True, on_test=seen.append)
     names = {"summary.csv", "accuracy.png", "accuracy.svg", "traffic.csv"}
-    assert {file.name for file in files} == names | {f"peer-{i}.safetensors" for i in range(6)}
+    assert {file.name for file in files} == names | {f"{i}.safetensors" for i in range(6)}
     assert parse_config(json.loads((tmp_path / "config.json").read_text())) == config
     records = list(read_records(tmp_path / "metrics.jsonl"))
     assert [(r["time"], r["round"], int(r["peer"])) for r in records] == [

@@ -205,9 +205,9 @@ def test_interrupted_networks_have_what_their_peers_held(tmp_path: Path) -> None
     networks = [member.network for member in swarm.members]
     fresh = [network.flat.clone() for network in networks]
     for peer, network in enumerate(networks):
-        network.load(stopped / f"peer-{peer}.safetensors")
+        network.load(stopped / f"{peer}.safetensors")
         early = network.flat.clone()
-        network.load(whole / f"peer-{peer}.safetensors")
+        network.load(whole / f"{peer}.safetensors")
         # learned, but not to the end
         assert not torch.equal(early, fresh[peer])
         assert not torch.equal(early, network.flat)

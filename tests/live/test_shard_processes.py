@@ -70,7 +70,7 @@ def test_the_command_writes_the_same_results_from_several_processes(tmp_path: Pa
         assert (first["peer"], first["round"]) == (second["peer"], second["round"])
         assert first["accuracy"] == pytest.approx(second["accuracy"], abs=1.01 / 60)
     for peer in range(5):
-        values = [load_file(folder / f"peer-{peer}.safetensors") for folder in (one, two)]
+        values = [load_file(folder / f"{peer}.safetensors") for folder in (one, two)]
         for name, value in values[0].items():
             assert value == pytest.approx(values[1][name], abs=1e-6)
 

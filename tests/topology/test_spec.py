@@ -185,7 +185,7 @@ def test_users_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(from_function("my_graphs:wheel", 5, extra=2)) == 7
     for name, reason in [
         ("my_graphs:wrong", "returned int"),
-        ("my_graphs:none", "has no function"),
+        ("my_graphs:none", "has no function or class"),
         ("no_such_module_x:f", "cannot be imported"),
         ("my_graphs", "write module:function"),
         ("my_graphs:wheel", "cannot be called"),
