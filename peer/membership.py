@@ -326,9 +326,11 @@ def _name_taken(link: Link, status: Status) -> str:
     """Return the error text for a name that another device has; status: that of the other device."""
     location = f"in swarm {link.settings.swarm!r} (session {status.session})"
     if status.state == "online":
+        has_key = link.settings.trust == "swarm"
+        own = "give each device an enrolment of its own" if has_key else "choose another name"
         return (
-            f"peer {link.name}: the name is already online {location}; choose another name, stop the other "
-            "device, or use --replace if this device replaces it"
+            f"peer {link.name}: the name is already online {location}; {own}, stop the other device, or use "
+            "--replace if this device replaces it"
         )
     return (
         f"peer {link.name}: the name belongs to a device that is offline {location} and may come back; start "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +190,9 @@ def show_swarm(
 def show_join(plan: JoinPlan, out: Option) -> None:
     """Print the settings of `gossamer join`."""
     rows = _peer_rows(plan.spec, plan.broker, plan.origins, {}) + _option_rows({"out": out})
+    if plan.origins["entry"] != "config":  # the arguments of a config's peers are the config
+        text = _text(plan.spec.arguments)
+        rows.insert(2, ("arguments", text, plan.origins.get("arguments", "default")))
     console.table(f"settings of {plan.spec.name}", HEADER, rows)
 
 
@@ -205,6 +209,7 @@ def _peer_rows(
     values = {key: getattr(spec, key) for key in SPEC_FIELDS}
     values |= {key: getattr(spec.settings, key) for key in keys_in_order(type(spec.settings))}
     values |= {key: getattr(broker, key) for key in ("url", *type(broker).model_fields)}
+    values["guards"] = "off" if spec.settings.bounds is None else asdict(spec.settings.bounds)
     values["url"] = without_passwords(broker.url)
     if broker.password is not None:
         values["password"] = HIDDEN_PASSWORD

@@ -100,6 +100,7 @@ def passwords_of_join(folder, monkeypatch, capsys, text: str, *options: str) -> 
     seen: list[ProcessSpec] = []
     monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec, **_: seen.append(spec) or 1)
     (folder / "device").mkdir(exist_ok=True)
+    (folder / "device/m.py").write_text("")
     (folder / "device/anna.toml").write_text(f'name = "anna"\nentry = "m:f"\n{text}\n')
     arguments = ["--broker", URL, "--swarm", "s", "--config", "device/anna.toml", "-o", "out"]
     assert runner(folder, monkeypatch, capsys, "join")(*arguments, *options).code == 1
