@@ -95,7 +95,7 @@ def test_help_prints_all_that_was_written_and_nothing_about_types_of_flags(
         assert text.replace("\\[", "[") in shown
         assert "\n" not in text or "\n " in text or "\n-" in text
     assert "<bool>" not in shown
-    assert not re.search(r"│[ *]+--.* <list", shown)
+    assert not re.search(r"│[ *]+--\w.* <list", shown)
 
 
 def test_the_extra_that_an_option_needs_is_named(gossamer: Run) -> None:
