@@ -512,9 +512,7 @@ class Planner:
         ]
         is_large, is_certain = gains > min_gains, gains > needed_errors * errors
         certain = np.flatnonzero(is_large & is_certain).tolist()
-        is_hint = is_large & (gains > options.hint_share * needed_errors * errors)
-        hints = np.flatnonzero(is_hint).tolist()
-        chosen = self._choose(certain, hints, candidates, gains, relative)
+        chosen = self._choose(certain, candidates, gains, relative)
         if (
             chosen is None and memory.steps
         ):  # a small change may have a small gain: see `min_later_gain`
@@ -528,7 +526,8 @@ class Planner:
             for index, (candidate, gain, error) in results
         ]  # fmt: skip
         if chosen is None:
-            memory.comparisons_without_hint += not hints
+            is_hint = is_large & (gains > options.hint_share * needed_errors * errors)
+            memory.comparisons_without_hint += not is_hint.any()
             return None
         memory.steps += 1
         self._restart_comparisons()
@@ -551,33 +550,25 @@ class Planner:
     def _choose(
         self,
         certain: Sequence[int],
-        hints: Sequence[int],
         candidates: Sequence[Candidate],
         gains: np.ndarray,
         relative: np.ndarray,
     ) -> int | None:
-        """Return the index of the candidate to choose; None if there is none.
+        """Return the index of the candidate to choose; None if no gain is certain.
 
         It is one of the lowest level (see Candidate) that gains enough compared with others: see `min_lead`
-        of AutoOptions. Norm layers, whose levels are negative, need no such share of the largest gain. But
-        they wait while the outputs seem to gain more and that is not certain yet: every change begins the
-        measurement of the outputs anew.
+        of AutoOptions. Norm layers, whose levels are negative, need no such share of the largest gain.
 
-        certain, hints: the indices of candidates whose gain is certain, and is at least a hint. relative:
-        [candidates, peers], the change of the loss, relative to the mean loss.
+        certain: the indices of candidates whose gain is certain. relative: [candidates, peers], the change of
+        the loss, relative to the mean loss.
         """
         by_level: dict[int, list[int]] = {}
         for index in certain:
             by_level.setdefault(candidates[index].level, []).append(index)
         best_gains = {level: float(max(gains[indices])) for level, indices in by_level.items()}
         largest = max(best_gains.values(), default=0.0)
-        awaited = 0.0
-        if 0 not in by_level:
-            outputs = [float(gains[index]) for index in hints if candidates[index].level == 0]
-            awaited = max(outputs, default=0.0)
         for level in sorted(by_level):
-            needed = awaited if level < 0 else self.options.min_lead * largest
-            if best_gains[level] >= needed:
+            if level < 0 or best_gains[level] >= self.options.min_lead * largest:
                 return self._most_shared(by_level[level], candidates, gains, relative)
         return None
 
