@@ -151,8 +151,8 @@ def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
         return NullSecurity(link.name)
     if link.settings.mode != "steady" and link.settings.robust == "none":
         _log.info(
-            "peer %s: in %s mode any member can spoil the average; if some may be hostile, use "
-            'mode = "steady" (or the setting robust, in the modes rounds and server)',
+            "peer %s: in %s mode any member can spoil the average; if some may be hostile, give all of them "
+            'mode = "steady" (or robust, in the modes rounds and server): gossamer explain mode',
             link.name, link.settings.mode,
         )  # fmt: skip
     # Patterns of the names of partial models that the swarm may form later, which the invitation must allow.
@@ -326,9 +326,11 @@ def _name_taken(link: Link, status: Status) -> str:
     """Return the error text for a name that another device has; status: that of the other device."""
     location = f"in swarm {link.settings.swarm!r} (session {status.session})"
     if status.state == "online":
+        has_key = link.settings.trust == "swarm"
+        own = "give each device an enrolment of its own" if has_key else "choose another name"
         return (
-            f"peer {link.name}: the name is already online {location}; choose another name, stop the other "
-            "device, or use --replace if this device replaces it"
+            f"peer {link.name}: the name is already online {location}; {own}, stop the other device, or use "
+            "--replace if this device replaces it"
         )
     return (
         f"peer {link.name}: the name belongs to a device that is offline {location} and may come back; start "

@@ -128,6 +128,10 @@ class LifecycleSettings(SettingsTable):
     wakes for two minutes every hour to save energy. Its card says so, and its lease is longer by twice that:
     other peers wait for it, even if it fails to connect once. What it holds of the average stays with it
     meanwhile."""
+    round_every: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Least seconds from the beginning of a round to that of the next, as 60 for a device that learns for
+    ever on a battery, or beside other work. In between, it averages what others send. In the modes rounds and
+    server all peers wait for the slowest."""
     silence: Positive = 5.0
     """Seconds without a status of a peer that counts in a partial model, after which a waiting peer founds
     the model with its own values."""
@@ -151,8 +155,9 @@ class LifecycleSettings(SettingsTable):
     the time."""
     save_network_every: Positive = 300.0
     """Seconds from one writing of the peer's network to the next, as NAME.safetensors with NAME.network.json
-    beside it, while it learns; both are written at the end too. Other programs, and `gossamer predict`, may
-    read them at any time. Lower it if they need newer values."""
+    beside it; less in the first minutes. Both are also written when its rounds are over, when it has settled,
+    and at the end. Other programs, and `gossamer predict`, may read them at any time. Lower it if they need
+    newer values."""
     tick: Positive = 0.05
     """Seconds from one check for due repetitions and recalls of transfers to the next, if nothing arrives."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +38,11 @@ def explain_command(key: str | None = None) -> None:
 
     if key is None:
         tables = reference()
-        names = max(len(key.name) for table in tables for key in table.keys)
+        names = max(len(each.name) for table in tables for each in table.keys)
         for table in tables:
             console.say(table.place)
-            for key in table.keys:
-                console.say(_in_one_line(f"  {key.name:{names}}  ", key.text))
+            for each in table.keys:
+                console.say(_in_one_line(f"  {each.name:{names}}  ", each.text))
             console.say("")
         console.say("gossamer explain KEY says more about a key or a table")
         return
@@ -189,6 +190,9 @@ def show_swarm(
 def show_join(plan: JoinPlan, out: Option) -> None:
     """Print the settings of `gossamer join`."""
     rows = _peer_rows(plan.spec, plan.broker, plan.origins, {}) + _option_rows({"out": out})
+    if plan.origins["entry"] != "config":  # the arguments of a config's peers are the config
+        text = _text(plan.spec.arguments)
+        rows.insert(2, ("arguments", text, plan.origins.get("arguments", "default")))
     console.table(f"settings of {plan.spec.name}", HEADER, rows)
 
 
@@ -205,6 +209,7 @@ def _peer_rows(
     values = {key: getattr(spec, key) for key in SPEC_FIELDS}
     values |= {key: getattr(spec.settings, key) for key in keys_in_order(type(spec.settings))}
     values |= {key: getattr(broker, key) for key in ("url", *type(broker).model_fields)}
+    values["guards"] = "off" if spec.settings.bounds is None else asdict(spec.settings.bounds)
     values["url"] = without_passwords(broker.url)
     if broker.password is not None:
         values["password"] = HIDDEN_PASSWORD
