@@ -161,12 +161,12 @@ _STUDIES = (
 )  # fmt: skip
 _MINUTES = {
     "femnist-level-a": 5, "femnist-level-m": 5, "femnist-level-d": 2, "femnist-scheme-a": 1,
-    "femnist-scheme-m": 1, "femnist-scheme-d": 0.4, "femnist-peers-a": 14, "femnist-peers-m": 14,
-    "femnist-peers-d": 6, "averaging-level": 5, "convergence": 0.2, "number-of-peers": 1.5,
-    "semi-local": 2.5, "semi-local-and-local": 1, "difference-rate": 3, "permuted-peers": 2.5,
-    "training-size": 2.5, "layouts": 8, "vsn": 0.2, "associative": 0.1, "pfnm-table": 1,
-    "pfnm-figure2": 28, "pfnm-figure4": 20, "pfnm-sensitivity": 2, "magi-table1": 5, "magi-figure2": 1,
-    "fednp-toy": 0.2, "fednp-moments": 0.2, "fednp-cifar": 7, "multitask": 0.2, "compressed-updates": 0.2,
+    "femnist-scheme-m": 1, "femnist-scheme-d": 0.6, "femnist-peers-a": 14, "femnist-peers-m": 14,
+    "femnist-peers-d": 6, "averaging-level": 5, "convergence": 0.3, "number-of-peers": 1.5,
+    "semi-local": 1.5, "semi-local-and-local": 0.5, "difference-rate": 3, "permuted-peers": 2.5,
+    "training-size": 2.5, "layouts": 8, "vsn": 0.2, "associative": 0.1, "pfnm-table": 0.4,
+    "pfnm-figure2": 28, "pfnm-figure4": 20, "pfnm-sensitivity": 2, "magi-table1": 5, "magi-figure2": 0.3,
+    "fednp-toy": 0.1, "fednp-moments": 0.3, "fednp-cifar": 7, "multitask": 0.1, "compressed-updates": 0.1,
 }  # fmt: skip
 """See `StudyEntry.minutes`. Of long studies, a few runs were timed."""
 PAPERS: Mapping[str, StudyEntry] = MappingProxyType(

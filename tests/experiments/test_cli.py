@@ -17,6 +17,7 @@ import typer.main
 from cli_kit import Run, runs
 
 from gossamer.experiments.cli import app as cli
+from gossamer.experiments.cli import console
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.data import descriptions, names
 from gossamer.experiments.live import run as watch
@@ -95,7 +96,7 @@ def test_help_prints_all_that_was_written_and_nothing_about_types_of_flags(
         assert text.replace("\\[", "[") in shown
         assert "\n" not in text or "\n " in text or "\n-" in text
     assert "<bool>" not in shown
-    assert not re.search(r"│[ *]+--.* <list", shown)
+    assert not re.search(r"│[ *]+--\w.* <list", shown)
 
 
 def test_the_extra_that_an_option_needs_is_named(gossamer: Run) -> None:
@@ -135,7 +136,8 @@ def test_without_a_command_help_is_shown(gossamer: Run) -> None:
     assert "Usage: gossamer" in result.out + result.err
 
 
-def test_simulate_says_which_files_it_wrote(gossamer: Run) -> None:
+def test_simulate_says_which_files_it_wrote(gossamer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "REPORT_AFTER", 1e9)  # however slow the machine is
     result = gossamer("simulate", "tiny.toml", "--networks")
     assert result.code == 0
     outcome, *lines, offer = result.out.splitlines()
