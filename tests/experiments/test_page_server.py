@@ -251,6 +251,14 @@ def test_live_swarm_becomes_a_history() -> None:
     assert "connection refused" in source.poll()
 
 
+def test_peers_of_an_older_version_are_shown_and_a_line_says_why_there_is_no_more() -> None:
+    observer = StandIn()
+    observer.swarm.peers["anna"] = ObservedPeer("anna", "online", phase="training")
+    source = LiveSource(observer, "broker.lan:1883", lambda: 1000.0)  # type: ignore[arg-type]
+    assert source.poll().startswith("no peer has published a summary: they run an older version")
+    assert source.history.peers["anna"].state == "training"
+
+
 def test_links_are_as_thick_as_what_was_sent_over_them() -> None:
     observer = StandIn()
     source = LiveSource(observer, "broker.lan:1883", lambda: 1000.0)  # type: ignore[arg-type]
