@@ -111,7 +111,10 @@ def mistakes() -> dict[str, tuple[list[str], str]]:
             ["ann.safetensors", "wide.npy"],
             "wide.npy: inputs of 9 numbers do not fit the network: it was trained with 4",
         ),
-        "no such function": (["ann.safetensors", "in.npy", "--entry", "json:x"], "no function or class 'x'"),
+        "no such function": (
+            ["ann.safetensors", "in.npy", "--entry", "json:x"],
+            "no function or class 'x'",
+        ),
     }
 
 
