@@ -132,6 +132,8 @@ SCORED_SAMPLES = 64
 SCORE_EVERY = 10
 """In steady gossip every so-manieth training sample is not trained on, and scores values instead. With more
 of them scores have less noise, and peers learn from fewer samples."""
+MIN_SCORED = 10
+"""The fewest such samples: if a peer has too few samples to spare so many, training samples score values."""
 
 
 class SgdLearner:
@@ -189,7 +191,8 @@ class SgdLearner:
     score_every
         Every so-manieth training sample is not trained on, but used to score other peers' values. Give it in
         steady gossip (SCORE_EVERY is what was measured): samples that a network was trained on say little
-        about values of others. 0, the default, scores with training samples.
+        about values of others. Values are scored with training samples if there are fewer than MIN_SCORED
+        such samples, and by default (0).
     """
 
     def __init__(
@@ -337,12 +340,12 @@ class SgdLearner:
     def _set_aside(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return new samples without every `score_every`-th, which `score` uses from now on, with the newest
         of those before. Of many samples no more are set aside than it uses."""
-        if not self.score_every:
+        self._seen += len(labels)
+        if not self.score_every or self._seen < MIN_SCORED * self.score_every:
             return inputs, labels
         every = max(self.score_every, -(-len(labels) // SCORED_SAMPLES))
-        numbers = torch.arange(self._seen, self._seen + len(labels), device=labels.device)
+        numbers = torch.arange(self._seen - len(labels), self._seen, device=labels.device)
         aside = numbers % every == every - 1
-        self._seen += len(labels)
         self.scored = tuple(
             torch.cat([old, new[aside]])[-SCORED_SAMPLES:]
             for old, new in zip(self.scored, (inputs, labels), strict=True)
@@ -432,12 +435,12 @@ class SgdLearner:
     def score(self, values: Mapping[str, Tensor | np.ndarray[Any, Any]]) -> float:
         """Return the mean loss with these values in place, on 64 own samples at most; see Scorer.
 
-        They are the samples that `score_every` keeps from training, or, without any, training samples. Every
-        call uses the same, evenly spaced ones, so that all classes are among them even if samples are sorted
-        by class. Every class counts equally: else a peer with few samples of a class would not notice values
-        that are bad at it alone.
+        They are the samples that `score_every` keeps from training, or training samples. Every call uses the
+        same, evenly spaced ones, so that all classes are among them even if samples are sorted by class.
+        Every class counts equally: else a peer with few samples of a class would not notice values that are
+        bad at it alone.
         """
-        inputs, labels = self.scored if len(self.scored[1]) else self.samples
+        inputs, labels = self.scored if len(self.scored[1]) >= MIN_SCORED else self.samples
         count = len(labels)
         if not count:
             return nan

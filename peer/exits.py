@@ -50,6 +50,16 @@ class GoodbyeNotDelivered(PeerError):
     exit_code = ExitCode.GOODBYE_NOT_DELIVERED
 
 
+class Revoked(PeerError):
+    """The swarm's owner has revoked this peer."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"peer {name}: its invitation was revoked by the swarm's owner; if it may take part again, the "
+            "owner enrols it under another name"
+        )
+
+
 class NotReached(PeerError):
     """A peer of `expect` did not come online: it may when this one is started again."""
 

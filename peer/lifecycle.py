@@ -34,7 +34,7 @@ from ..models import (
 )
 from ..models import Progress as TrainingProgress
 from .engine import Engine
-from .exits import GoodbyeNotDelivered, NotSaved, PeerError, Replaced, first_error
+from .exits import GoodbyeNotDelivered, NotSaved, PeerError, Replaced, Revoked, first_error
 from .link import Link, Record, SessionOver
 from .machine import Machine, Worker, from_saved
 from .membership import (
@@ -704,14 +704,17 @@ class Peer:
             # In a new session after a lost lease all rounds may be trained, but the weight not count yet.
             unfinished = link.view.round < self.settings.last_round or bool(link.view.waiting)
             kind = "failed" if failure else "left" if asked and unfinished else "finished"
-            reason = str(failure) if failure else self._leave_reason or "its training is over"
+            reason = self._leave_reason or "its training is over"
+            if failure:
+                reason = str(failure).removeprefix(f"peer {self.name}: ")
             loop_report, events = self._loop_report(link), link.take_events()
             await run(engine.end, kind, reason, link.phase, loop_report, events)
             await link.save()
         ending = engine.ending
         assert ending is not None
         within = self.settings.leave_timeout * (1.0 - HAND_OVER_SHARE if asked else 1.0)
-        await link.publish_last_summary(ending.kind, ending.reason)
+        how = "revoked" if isinstance(failure, Revoked) else ending.kind
+        await link.publish_last_summary(how, ending.reason)
         error, earlier = await deliver_goodbye(link, goodbye_of(ending, link.generation), within)
         # Not if a former process has delivered it: other peers have already acted on it.
         if not ending.told and await run(engine.amend, earlier):

@@ -151,8 +151,8 @@ def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
         return NullSecurity(link.name)
     if link.settings.mode != "steady" and link.settings.robust == "none":
         _log.info(
-            "peer %s: in %s mode any member can spoil the average; if some may be hostile, use "
-            'mode = "steady" (or the setting robust, in the modes rounds and server)',
+            "peer %s: in %s mode any member can spoil the average; if some may be hostile, give all of them "
+            'mode = "steady" (or robust, in the modes rounds and server): gossamer explain mode',
             link.name, link.settings.mode,
         )  # fmt: skip
     # Patterns of the names of partial models that the swarm may form later, which the invitation must allow.

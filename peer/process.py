@@ -179,7 +179,9 @@ async def run_process(
         stack.callback(alive.cancel)
         if metrics is not None:
             host, port = metrics
-            stack.enter_context(serve_metrics(lambda: _figures(started), port, host))
+            swarm = spec.peers[0].settings.swarm
+            port = stack.enter_context(serve_metrics(lambda: _figures(started), swarm, port, host))
+            _log.info("figures for Prometheus: http://%s:%d/metrics", host, port)
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(

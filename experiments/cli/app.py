@@ -555,10 +555,11 @@ def data_command(name: str | None = None) -> None:
     Args:
         name: A data set to load and describe; if left out, all names are listed.
     """
-    from ..data import load, names
+    from ..data import descriptions, load, names
 
     if name is None:
-        console.say("\n".join(names()))
+        rows = [(each, text, folder) for each, (text, folder) in descriptions().items()]
+        console.table("data sets", ["name", "what it is", "its folder in GOSSAMER_DATA"], rows)
         return
     if name in names() or ":" in name:
         load_torch()

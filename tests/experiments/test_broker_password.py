@@ -168,6 +168,9 @@ def test_a_password_of_its_own_opens_a_broker(run):
             async with mqtt_transport(address.updated(password="wrong"), "a"):
                 pass
         assert "wrong" not in str(error.value)
+        with pytest.raises(TransportError, match="'anna' without a password: give --password-file"):
+            async with mqtt_transport(address.updated(password=None), "a"):
+                pass
         async with mqtt_transport(address, "a") as transport:
             return transport.connection.state
 

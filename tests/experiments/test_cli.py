@@ -18,7 +18,7 @@ from cli_kit import Run, runs
 
 from gossamer.experiments.cli import app as cli
 from gossamer.experiments.config.tables import ConfigError
-from gossamer.experiments.data import names
+from gossamer.experiments.data import descriptions, names
 from gossamer.experiments.live import run as watch
 from gossamer.experiments.papers import PAPERS
 
@@ -310,3 +310,11 @@ def test_live_peers_refuse_what_is_for_simulations(gossamer, tmp_path: Path, tab
     assert "[time] and [sweep] are for gossamer simulate and gossamer sweep" in " ".join(
         found.err.split()
     )
+
+
+def test_data_sets_are_listed_with_what_they_are(gossamer: Run) -> None:
+    lines = gossamer("data").out.splitlines()
+    for name, (text, folder) in descriptions().items():
+        (line,) = (line for line in lines if line.split()[:1] == [name])
+        assert text in line
+        assert line.rstrip().endswith(folder)

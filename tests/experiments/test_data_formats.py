@@ -306,6 +306,14 @@ def python2_batch(pixels: np.ndarray, labels: list[int]) -> bytes:
     return b"\x80\x02}(" + text(b"data") + array + text(b"labels") + numbers + b"u."
 
 
+def test_cifar10_that_is_missing_is_named_as_it_is_published(root: Path) -> None:
+    with pytest.raises(DataError) as error:
+        load("cifar10", root)
+    assert "cifar-10-batches-py/data_batch_1 was not found; looked in" in str(error.value)
+    assert "download its python version from https://" in str(error.value)
+    assert "webp" not in str(error.value)
+
+
 def test_cifar10_python_batches(root: Path) -> None:
     folder = root / "cifar" / "cifar-10-batches-py"
     folder.mkdir()

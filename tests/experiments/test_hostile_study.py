@@ -24,7 +24,7 @@ from gossamer.experiments.papers.hostile import (
 )
 from gossamer.experiments.results import Record
 from gossamer.experiments.study import Job
-from gossamer.models import SCORE_EVERY, SgdLearner, SlicedNetwork, mlp
+from gossamer.models import SgdLearner, SlicedNetwork, mlp
 
 JOB = Job(Path())
 study = runs("study")
@@ -165,14 +165,17 @@ def test_slow_peers_train_less_often():
     assert 0 < run["slow"] < 1
 
 
-def test_the_small_learner_trains_and_scores_as_one_in_torch():
-    small = learners_of(HostileRun(CLEAN, "steady", 0, alpha=0.5))[0]
+@pytest.mark.parametrize(("count", "trained"), [(50, 50), (100, 90)])
+def test_the_small_learner_trains_and_scores_as_one_in_torch(count, trained):
+    # With 50 samples values are scored with training samples, with 100 by a tenth that is set aside.
+    cell = HostileRun(CLEAN, "steady", 0, data=f"digits:{count}", peers=8, alpha=0.5)
+    small = learners_of(cell)[0]
     samples = torch.tensor(small.samples[0]), torch.tensor(small.samples[1])
+    scored = torch.tensor(small.scored[0]), torch.tensor(small.scored[1])
+    assert (len(scored[1]), len(samples[1])) == (count - trained, trained)
     network = SlicedNetwork(mlp("64=32=10", activation="relu"), {"global": "64-32-10"}, seed=0)
     learner = SgdLearner(network, samples, samples, log_prior=torch.tensor(small.log_prior))
-    learner.scored = torch.tensor(small.scored[0]), torch.tensor(small.scored[1])
-    assert len(small.scored[1]) == 50 // SCORE_EVERY
-    assert len(small.scored[1]) + len(small.samples[1]) == 50
+    learner.scored = scored
     for value in (small.value, small.value + 0.1):
         small.write("global", value)
         nn.utils.vector_to_parameters(torch.tensor(value), network.module.parameters())

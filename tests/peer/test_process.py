@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -99,6 +101,16 @@ def test_peers_of_one_process_leave_networks_metrics_and_reports(
         assert [record["round"] for record in records][:3] == [1, 2, 3]
         make_learner(report.peer).network.load(tmp_path / f"{report.peer}.safetensors")
     assert sum(sum(report.weight["global"][:2]) for report in reports) == 2 * ONE
+
+
+def test_the_log_says_where_figures_are_served(run, tmp_path, empty_broker, monkeypatch, caplog):
+    pytest.importorskip("prometheus_client")
+    monkeypatch.chdir(HERE)
+    spec = ProcessSpec(BrokerAddress(empty_broker.url), str(tmp_path), [peer_spec("a", rounds=1)])
+    with caplog.at_level(logging.INFO):
+        run(run_process(spec, metrics=("127.0.0.1", 0)))
+    (line,) = (line for line in caplog.messages if line.startswith("figures for Prometheus"))
+    assert re.fullmatch(r"figures for Prometheus: http://127\.0\.0\.1:[1-9]\d*/metrics", line)
 
 
 def test_an_entry_point_that_returns_no_learner_is_named(run, tmp_path):
