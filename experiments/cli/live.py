@@ -20,7 +20,7 @@ from gossamer.entry import import_from, require_module
 from gossamer.logs import log_to_stderr
 
 from ..errors import ConfigError
-from ..results import make_folder, write_bytes
+from ..results import make_folder, require_folder, write_bytes
 from . import console
 from .console import (
     Out,
@@ -350,6 +350,7 @@ def join_command(
 
         show_join(plan, out=(out, folder))
         return
+    require_folder(folder)
     require_module(spec.entry)
     make_folder(folder)
     if enrolled is not None:
@@ -417,7 +418,7 @@ service_app = command_group(
 @command("install", of=service_app)
 def install_command(
     device: Path,
-    options: Annotated[list[str] | None, typer.Argument(metavar="-- JOIN-OPTIONS")] = None,
+    options: Annotated[list[str] | None, typer.Argument(metavar="JOIN-OPTION")] = None,
     *,
     entry: str | None = None,
     broker: str | None = None,

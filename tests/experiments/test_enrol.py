@@ -125,6 +125,19 @@ def test_the_brokers_folder_has_no_file_of_passwords_that_it_does_not_need(
     assert Path("garden/secrets/observer").read_text() == before
 
 
+@pytest.mark.parametrize("option", ["--enrolled", "--acl"])
+def test_a_broker_with_rules_keeps_retained_messages_such_as_revocations(
+    gossamer: Run, enrolled: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    seen: list[BrokerSettings] = []
+    monkeypatch.setattr("gossamer.peer.serve", lambda settings, **_: seen.append(settings) or 0)
+    words = ["garden"] if option == "--enrolled" else ["r", "--swarm", "garden", "--peer", "ann"]
+    assert gossamer("broker", option, *words).code == 0
+    assert gossamer("broker").code == 0
+    folder = Path("garden/broker" if option == "--enrolled" else "r")
+    assert [settings.store for settings in seen] == [folder / "store", None]
+
+
 def test_the_line_for_a_broker_on_another_machine_is_printed(gossamer: Run) -> None:
     result = gossamer("enrol", *BROKER, "ann")
     assert "scp -rp garden/broker broker.lan:garden/" in result.out

@@ -94,7 +94,9 @@ def test_at_most_six_commands_make_a_secure_swarm_of_four(tmp_path):
         look_at_it(tmp_path, names)
         twice = start(COMMANDS[2] + " --out elsewhere", tmp_path, 9)
         assert twice.wait() == 2
-        assert "the name is already online" in (tmp_path / "9.log").read_text().splitlines()[-1]
+        last = (tmp_path / "9.log").read_text().splitlines()[-1]
+        assert "the name is already online" in last
+        assert "give each device an enrolment of its own" in last
         for process in running[1:]:
             process.send_signal(signal.SIGTERM)
         codes = [process.wait() for process in running[1:]]

@@ -206,7 +206,9 @@ def test_told_to_stop_with_the_broker_gone_a_process_ends_and_says_so(
             monkeypatch.chdir(HERE)
             assert main([str(path)]) == ExitCode.CANNOT_TAKE_PART  # this is the second
             said = capsys.readouterr().err.strip().splitlines()
-            assert said[-1].startswith(f"error: {tmp_path}/a.checkpoint: another")
+            assert said[-1].startswith(
+                f"error: peer a runs here already, as process {first.pid}, with"
+            )
             broker.stop()
             os.kill(first.pid, signal.SIGTERM)
             _, log = first.communicate(timeout=250)
