@@ -38,6 +38,7 @@ PACKAGES = {
     "gossamer.experiments": "experiments",
     "gossamer.experiments.arena": "experiments/arena",
     "gossamer.experiments.data": "experiments/data",
+    "gossamer.experiments.federated": "experiments/federated",
     "gossamer.models": "models",
     "gossamer.topology": "topology",
     "gossamer.peer": "peer",
@@ -136,12 +137,15 @@ def python() -> str:
 
 def _package(name: str, folder: Path, seen: set[int]) -> str:
     module = import_module(name)
-    stub = ast.parse((folder / "__init__.pyi").read_text("utf-8"))
+    stub_file = folder / "__init__.pyi"
+    source = stub_file if stub_file.exists() else folder / "__init__.py"
+    stub = ast.parse(source.read_text("utf-8"))
     exported = [
         getattr(module, alias.asname or alias.name)
         for node in stub.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
+        if node.level  # not of other packages
     ]
     pieces = [f"## {name}", _markdown(module.__doc__)]
     for (
@@ -202,12 +206,16 @@ def _attributes(value: type) -> dict[str, str]:
 
 
 def _signature(name: str, value: Any) -> str:
+    if hasattr(value, "model_rebuild"):  # tables are built where they are first used
+        value.model_rebuild()
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    text = f"{name}{signature}"
-    text = _plain(text)
+    if hasattr(value, "model_fields"):  # the page of keys has their types
+        bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+        signature = inspect.Signature(bare)
+    text = _plain(f"{name}{signature}")
     if len(text) > LONGEST_LINE:
         returned = text.rpartition(") -> ")[2] if ") -> " in text else ""
         parameters = ",\n    ".join(map(str, _parameters(signature)))
@@ -218,7 +226,8 @@ def _signature(name: str, value: Any) -> str:
 def _plain(text: str) -> str:
     """Return a signature without quotes around annotations, package names and addresses."""
     text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text).replace("gossamer.", "")
-    return re.sub(r"<factory>|<object object at \w+>", "…", text)
+    text = re.sub(r"<function (\w+) at \w+>", r"\1", text)
+    return re.sub(r"<factory>|<object object at \w+>|<function .*?<lambda> at \w+>", "…", text)
 
 
 def _parameters(signature: inspect.Signature) -> Iterator[str]:

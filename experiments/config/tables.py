@@ -377,8 +377,7 @@ class Gossip(GossipSettings, LifecycleSettings, LinkSettings):
     Live peers use all keys. Simulated peers use `exchanges`, `fraction`, `dtype`, `compress` and `drift` in
     virtual time (in a config with [time]). In lockstep they use the same keys without `fraction`, and only if
     they send messages: on a `topology`, or in the modes `rounds` and `server`; else the simulator computes
-    exact means. Most keys are settings of any peer: see gossip/settings.py, peer/settings.py and
-    gossip/transport/options.py.
+    exact means. Most keys are settings of any peer.
     """
 
     exchanges: Count | None = None
@@ -526,7 +525,7 @@ class Config(SharingSettings, Experiment):
     """With `sharing = "auto"`, in simulations: report the changes that would be made, and make none. Samples
     are held out all the same."""
     fednp: FedNPOptions | None = None
-    """Makes every peer train with FedNP; its keys are in models/fednp/options.py."""
+    """Makes every peer train with FedNP; `gossamer explain fednp` lists its keys."""
     gossip: Gossip = Gossip()
     """How peers average, and how live peers wait and connect."""
     trust: TrustTable = Trust()

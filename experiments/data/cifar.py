@@ -30,21 +30,19 @@ def cifar10(files: DataFiles) -> Dataset:
 
     The python batches have 50000 training and 10000 test images, the grids 20000 and 10000.
     """
-    if files.find(f"{_FOLDER}/{_BATCHES[0]}", _BATCHES[0]) is not None:
-        advice = "other batches were found: unpack the archive again"
+    has_batches = files.find(f"{_FOLDER}/{_BATCHES[0]}", _BATCHES[0]) is not None
+    if has_batches or files.find(_GRIDS[0]) is None:
+        advice = "unpack the published cifar-10-python.tar.gz in one of these folders"
         *train, test = [
             read_batch(files.need(f"{_FOLDER}/{name}", name, advice=advice))
             for name in (*_BATCHES, "test_batch")
         ]
         x, y = (np.concatenate(batches) for batches in zip(*train, strict=True))
         return Dataset("cifar10", samples(x, y), samples(*test), 10)
-    advice = (
-        f"put {_FOLDER}/ into one of these folders, or set GOSSAMER_DATA to the folder above cifar/"
-    )
-    train_1, train_2, test = [read_grid(files.need(name, advice=advice)) for name in _GRIDS]
-    y, test_y = files.arrays("cifar10_labels.npz", "train", "test", advice=advice)
+    train_1, train_2, test = [read_grid(files.need(name)) for name in _GRIDS]
+    y, test_y = files.arrays("cifar10_labels.npz", "train", "test")
     train = samples(np.concatenate([train_1, train_2]), y)
-    note = "the first 20000 training images"
+    note = "the first 20000 training images, all that these files have; the published batches have 50000"
     return Dataset("cifar10", train, samples(test, test_y), 10, note)
 
 

@@ -44,7 +44,7 @@ class FedNPOptions(BaseModel):
     """The fraction of the way by which a site moves towards its new value in one update. Lower it when
     cavities are out of date."""
     moments: Moments = "quadrature"
-    """How the moments of a tilted cavity are computed: see models/fednp/gaussians.py."""
+    """How the moments of a tilted cavity are computed."""
     nodes: Annotated[int, Field(ge=2, le=100)] = 20
     """Number of quadrature nodes. Raise it for more exact moments, which take longer."""
     signals: Literal["each", "one"] = "each"
