@@ -389,16 +389,20 @@ def read(*folders: str | Path) -> Any:
         read("results/digits/001", "results/digits/002").groupby(["run", "round"])["accuracy"].mean()
 
     A simulation or a live swarm has a row for every test of a peer, with the columns `round`, `peer`, `task`,
-    `accuracy`, `loss` and one for every named metric. A sweep, comparison or study has a row for every run of
-    its grid, with the columns `line`, `seed`, `accuracy` and one for every key of its settings. The column
-    `run` is the folder. Values that are no numbers or text, such as lists, stay as they are.
+    `accuracy`, `loss` and one for every named metric. A comparison has a row for every test of a client, with
+    the columns `method`, `seed`, `round`, `bytes`, `client`, `accuracy` and one for every other metric. A
+    sweep or a study has a row for every run of its grid, with the columns `line`, `seed`, `accuracy`, and one
+    for every key of its settings and every named metric. The column `run` is the folder. Values that are no
+    numbers or text, such as lists, stay as they are.
 
-    Raises ConfigError if a folder has no records.
+    Raises ConfigError if there is no such folder, or if it has no records.
     """
     import pandas as pd
 
     rows: list[Record] = []
     for folder in folders:
+        if not Path(folder).exists():
+            raise ConfigError(f"{folder}: there is no such folder{_elsewhere(Path(folder))}")
         run = find_run(Path(folder))
         files_of_run = [run / name for name in ("metrics.jsonl", "runs.jsonl")]
         records = [record for file in files_of_run for record in read_records(file)]
@@ -406,8 +410,32 @@ def read(*folders: str | Path) -> Any:
             raise ConfigError(
                 f"{folder}: has no records: neither metrics.jsonl nor runs.jsonl; name the folder of a run"
             )
-        rows += [{"run": str(run), **_flatten(record)} for record in records]
+        rows += [
+            {"run": str(run), **row}
+            for record in records
+            for row in (client_rows(record) if "curve" in record else [_flatten(record)])
+        ]
     return pd.DataFrame(rows)
+
+
+def _elsewhere(folder: Path) -> str:
+    """Return the end of an error: where results of that name are, below the folders of commands."""
+    found = [path for path in sorted(folder.parent.glob(f"*/{folder.name}")) if path.is_dir()]
+    return f"; there is {found[0]}" if found else ""
+
+
+def client_rows(record: Record) -> Iterator[Record]:
+    """Yield a row for every test of a client in a run of a comparison."""
+    metric = record.get("metric", "accuracy")
+    for point in record["curve"]:
+        columns = {"accuracy": point["accuracy"], metric: point.get("values", point["accuracy"])}
+        columns |= {n: v for n, v in point.get("metrics", {}).items() if isinstance(v, list)}
+        for client in range(len(point["accuracy"])):
+            yield {
+                "method": record["method"], "seed": record["seed"], "round": point["round"],
+                "bytes": point["bytes"], "client": client,
+                **{name: values[client] for name, values in columns.items()},
+            }  # fmt: skip
 
 
 def _flatten(record: Record) -> Record:

@@ -233,20 +233,21 @@ class Anatomy:
         )
 
     def with_buffers(self, treatment: Buffers) -> Anatomy:
-        """Return the anatomy for a treatment of batch norm's statistics: see `buffers` of SlicedNetwork."""
+        """Return the anatomy for a treatment of batch norm's statistics: see `buffers` of SlicedNetwork.
+
+        It may be another treatment than that of an earlier call.
+        """
+        buffers = (*(each for each in self.parameters if _is_statistic(each)), *self.buffers)
+        norms = {_module_name(buffer) for buffer in buffers} if treatment == "local" else set()
+        parameters = tuple(
+            replace(each, never_averaged=_module_name(each) in norms)
+            for each in self.parameters
+            if not _is_statistic(each)
+        )
         if treatment == "average":
-            return replace(self, parameters=self.parameters + self.buffers, buffers=())
-        if treatment == "local":
-            norms = {_module_name(buffer) for buffer in self.buffers}
-            parameters = tuple(
-                replace(parameter, never_averaged=True)
-                if _module_name(parameter) in norms
-                else parameter
-                for parameter in self.parameters
-            )
-            return replace(self, parameters=parameters)
-        if treatment == "recompute":
-            return self
+            return replace(self, parameters=parameters + buffers, buffers=())
+        if treatment in ("local", "recompute"):
+            return replace(self, parameters=parameters, buffers=buffers)
         raise ModelError(f"buffers {treatment!r} is unknown; there are average, local, recompute")
 
     def with_norm_parts(self, norms: Collection[str]) -> Anatomy:

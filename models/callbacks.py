@@ -90,7 +90,10 @@ class Callback:
 
 
 class CallbackList:
-    """The callbacks of one run, called one after the other; each method returns whether to stop."""
+    """The callbacks of one run, called one after the other; each method returns whether to stop.
+
+    stopped_by: the class of the first callback that asked for it; empty if none did.
+    """
 
     def __init__(self, callbacks: Sequence[Callback] = ()):
         for each in callbacks:
@@ -100,6 +103,7 @@ class CallbackList:
                     "gossamer.models.Callback"
                 )
         self._callbacks = tuple(callbacks)
+        self.stopped_by = ""
         self._last: Progress | None = None
 
     def __bool__(self) -> bool:
@@ -147,8 +151,10 @@ class CallbackList:
 
     def _call(self, method: str, progress: Progress) -> bool:
         self._last = progress
-        stops = [_call(each, method, progress) for each in self._callbacks]
-        return any(stops)
+        stopping = [each for each in self._callbacks if _call(each, method, progress)]
+        if stopping and not self.stopped_by:
+            self.stopped_by = type(stopping[0]).__name__
+        return bool(stopping)
 
 
 def _call(callback: Callback, method: str, progress: Progress | None) -> bool:

@@ -60,13 +60,15 @@ class Round:
 
     index: the number of the round, from 1.
     training: of the samples that were trained. tests: of the peers' test samples; empty if the round was not
-    tested. gains: what peers gain by taking part, one entry per peer with a lone twin.
+    tested. gains: what peers gain by taking part, one entry per peer with a lone twin. stopped_by: the class
+    of the callback that made this round the last; empty if none did.
     """
 
     index: int
     training: tuple[Metrics, ...]
     tests: tuple[Metrics, ...]
     gains: tuple[Gain, ...] = ()
+    stopped_by: str = ""
 
     @property
     def accuracy(self) -> float:
@@ -359,7 +361,7 @@ class Arena:
                 if tested and followers:
                     stop = followers.test(replace(progress, tests=self._by_name(tests))) or stop
                 self._round = index
-                yield Round(index, training, tests, gains)
+                yield Round(index, training, tests, gains, followers.stopped_by)
                 if stop:
                     return
 

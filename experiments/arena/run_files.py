@@ -148,7 +148,13 @@ def summarise(out: Path, title: str) -> list[Path]:
         named[peer] = record.get("metrics", {})
     if not tasks:
         return []
-    from ..study.figures import band, canvas, draw_metrics, save  # matplotlib is slow to import
+    from ..study.figures import (
+        band,
+        canvas,
+        draw_metrics,
+        save,
+        whole_rounds,
+    )  # matplotlib is slow to import
 
     mean, latest = tests.mean(tests.last_time), tests.at(tests.last_time)
     legend, peers = "peers; line: mean, band: worst to best", len(tests.by_peer)
@@ -183,6 +189,8 @@ def summarise(out: Path, title: str) -> list[Path]:
     )
     heading = f"{title}: accuracy {mean.accuracy:.3f} after {after}" if mean.peers else title
     axes.set(xlabel=x_label, ylabel="accuracy")
+    if not in_virtual_time:
+        whole_rounds(axes)
     axes.set_title("\n".join([heading, *_what_was_run(out, peers)]), fontsize=11)
     pictures = save(figure, out / "accuracy")
     return [out / "summary.csv", *pictures, *draw_metrics(out, title, x_label)]

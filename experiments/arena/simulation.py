@@ -359,6 +359,10 @@ def simulate(
                         file.write({"round": round.index, **record})
                     print_new_decisions()
                     on_round(round)
+                    if round.stopped_by and round.index < (rounds := simulation.config.round_count):
+                        console.warn(
+                            f"stopped by callback {round.stopped_by} after round {round.index} of {rounds}"
+                        )
                     if checkpoint_every and round.index % checkpoint_every == 0:
                         save_checkpoint(
                             results.folder / CHECKPOINT_FILE,

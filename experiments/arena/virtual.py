@@ -43,6 +43,7 @@ from ..build import (
     members_in_order,
     shared_models,
 )
+from ..cli import console
 from ..config.needs import refuse_conflicts, warn_unused_keys
 from ..config.tables import Churn, Config, ConfigError, Time
 from ..graphs.swarm import push_graph, pushes_of
@@ -437,6 +438,10 @@ class LearningSimulation:
                 self._callbacks.round(self._progress(self.seconds))
             if self._stopped_by in ("", "round"):
                 self._callbacks.test(self._progress(self.seconds, tested=True))
+        if self._stopped_by:
+            console.warn(
+                f"stopped by callback {self._callbacks.stopped_by} after {self.seconds:.4g} virtual seconds"
+            )
         self._measure_gains(online)
 
     def _call_callbacks(self) -> bool:

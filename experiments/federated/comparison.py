@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,7 +39,7 @@ from ..config.named_files import (
 from ..config.needs import warn_unused_keys
 from ..config.tables import Config, Experiment, Model, parse_table, read_table, require_table
 from ..errors import ConfigError
-from ..results import Record, write_json
+from ..results import Record, client_rows, write_json
 from ..study import Frame, Job, Study, StudyCell, as_text, frame_of, key_of
 from . import METHODS
 from .method import GLOBAL_MODEL, Client, Method
@@ -101,8 +105,9 @@ def _own_method(entry: str, name: str) -> type[Method]:
 
 
 def load_comparison(path: str | Path) -> Comparison:
-    """Read a comparison's file."""
-    return parse_comparison(read_table(path), str(path))
+    """Read a comparison's file, whose name is that of a comparison without one."""
+    name = re.sub(r"[^A-Za-z0-9._&@-]", "-", Path(path).stem)
+    return parse_comparison({"name": name} | read_table(path), str(path))
 
 
 def parse_comparison(table: dict[str, Any], source: str = "config") -> Comparison:
@@ -218,7 +223,8 @@ def check(config: Comparison, source: str = "config") -> None:
     warn_unused_keys(config, "compare", source)
     for name in config.methods:
         method = config.method(name)
-        state = _start(method, clients_of(config, method, config.seed, source), name, source)
+        clients = clients_of(config, method, config.seed, source)
+        state = _try(method, clients, name, config.metric, source)
         if warning := method.warning(state):
             console.warn(f"{source}: in [methods.{name}]: {warning}")
 
@@ -263,12 +269,9 @@ def run_method(
     # Counted before the start, because a method may hold some samples out.
     samples = [client.sample_count for client in clients]
     state = _start(method, clients, name, source)
-    curve = [_curve_point(0, sent_bytes, seconds, method.test(state, clients), metric)]
-    if metric != "accuracy" and not any(map(math.isfinite, curve[0]["values"])):
-        raise ConfigError(
-            f"{source}: key 'metric': tests measure no {metric!r}; name it in training.metrics, or compare "
-            "accuracy or loss"
-        )
+    tests = method.test(state, clients)
+    _require_metric(metric, tests, name, source)
+    curve = [_curve_point(0, sent_bytes, seconds, tests, metric)]
     followers, learners = CallbackList(callbacks), [client.learner for client in clients]
     stop = followers.start(Progress(0, rounds, learners))
     with followers.ending():
@@ -292,9 +295,11 @@ def run_method(
                 stop = followers.test(replace(progress, tests=by_name)) or stop
             if stop:
                 break
+    is_short = curve[-1]["round"] < rounds
     return {
         "method": name, "seed": seed, "bound": method.is_bound, "samples": samples,
         "metric": metric, "curve": curve,
+        **({"stopped_by": followers.stopped_by} if is_short else {}),
     }  # fmt: skip
 
 
@@ -323,6 +328,24 @@ def _start(method: Method, clients: list[Client], name: str, source: str) -> Any
         raise ConfigError(f"{source}: in [methods.{name}]: {error}") from None
 
 
+def _try(method: Method, clients: list[Client], name: str, metric: str, source: str) -> Any:
+    """Start a method and return its first state; refuse a metric that its tests do not measure."""
+    state = _start(method, clients, name, source)
+    if metric not in ("accuracy", "loss"):
+        _require_metric(metric, method.test(state, clients), name, source)
+    return state
+
+
+def _require_metric(metric: str, tests: Sequence[Metrics], method: str, source: str) -> None:
+    """Raise ConfigError if no test has the metric."""
+    known = dict.fromkeys(["accuracy", "loss", *(name for test in tests for name in test.values)])
+    if metric not in known:
+        raise ConfigError(
+            f"{source}: key 'metric': tests of {method!r} measure no {metric!r}; name it in "
+            f"training.metrics too, or compare another: {hint(metric, known)}"
+        )
+
+
 def _curve_point(
     round_number: int, sent_bytes: int, seconds: float, tests: list[Metrics], metric: str
 ) -> Record:
@@ -336,13 +359,22 @@ def _curve_point(
     }  # fmt: skip
     if metric != "accuracy":
         point["values"] = [round(value_of(test, metric), 6) for test in tests]
-    named = sum(tests[1:], tests[0]).values
-    return point | ({"metrics": {n: round(v, 6) for n, v in named.items()}} if named else {})
+    named = dict.fromkeys(name for test in tests for name in test.values)
+    metrics = {name: [round(value_of(test, name), 6) for test in tests] for name in named}
+    return point | ({"metrics": metrics} if metrics else {})
 
 
 def values_at(point: Record) -> list[float]:
     """Return every client's value of the metric that is compared, at a point of a run's curve."""
     return point.get("values", point["accuracy"])
+
+
+def other_values(point: Record, metric: str) -> dict[str, list[float]]:
+    """Return clients' values of all metrics but the one that is compared; a regression has no accuracy."""
+    values = {"accuracy": point["accuracy"], **point.get("metrics", {})}
+    return {
+        name: each for name, each in values.items() if name != metric and not np.isnan(each).all()
+    }
 
 
 # --- all runs -------------------------------------------------------------------------------------------
@@ -371,9 +403,16 @@ def comparison_study(config: Comparison, source: str = "config") -> Study[Cell]:
     return Study(
         config.name, cells, run_cells, tables, figure,
         titles={
-            "summary": f"{config.name}: after {config.round_count} rounds",
-            "differences": "differences, paired by seed, with 95 % intervals",
+            "summary": f"{config.name}: after {'at most ' * bool(config.callbacks)}"
+            f"{config.round_count} rounds",
+            "differences": "differences, paired by seed, with 95 % intervals"
+            if config.seeds >= FEWEST_SEEDS
+            else f"differences, paired by seed; intervals take {FEWEST_SEEDS} seeds or more",
         },
+        shown=lambda name, frame: (
+            frame[frame["measure"] == config.metric] if name == "differences" else frame
+        ),
+        warnings=early_stops,
         latest=latest,
         json_files={"config.json": config.model_dump(mode="json")},
     )  # fmt: skip
@@ -409,6 +448,11 @@ def worst_decile(values: Sequence[float], metric: str = "accuracy") -> float:
     return float(np.mean(sorted(values, reverse=less_is_better(metric))[:count]))
 
 
+def name_of_worst(records: Sequence[Record]) -> str:
+    """Return what the worst tenth of the clients is called: of fewer than ten, it is a single one."""
+    return "worst decile" if len(values_at(records[0]["curve"][-1])) >= 10 else "worst client"
+
+
 def common_budget(records: Sequence[Record]) -> int | None:
     """Return the fewest bytes that a run, other than a bound, has sent in all; None if all are bounds.
 
@@ -442,29 +486,52 @@ def by_method(records: Sequence[Record]) -> dict[str, list[Record]]:
     return runs
 
 
-MEASURES = ("accuracy", "worst", "at_bytes", "worst_at_bytes")
-"""What is compared of every run: the metric's mean over clients and over the worst decile, after the last
-round and at the common budget of bytes."""
+def metric_of(records: Sequence[Record]) -> str:
+    """Return the metric that runs are compared by."""
+    return records[0].get("metric", "accuracy")
+
+
+def measures_of(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return what is compared of every run, by the names of columns.
+
+    These are the metric's mean over clients and over the worst decile, after the last round and at the common
+    budget of bytes.
+    """
+    return (metric_of(records), "worst", "at_bytes", "worst_at_bytes")
+
+
+def early_stops(records: Sequence[Record]) -> list[str]:
+    """Return a sentence for every method of which callbacks have stopped runs."""
+    sentences = []
+    for method, runs in by_method(records).items():
+        if stopped := [run for run in runs if "stopped_by" in run]:
+            names = ", ".join(dict.fromkeys(run["stopped_by"] for run in stopped))
+            ends = (
+                f"seed {run['seed']} after round {run['curve'][-1]['round']}" for run in stopped
+            )
+            sentences.append(f"{method}: stopped by callback {names}: {', '.join(ends)}")
+    return sentences
 
 
 def run_frame(records: Sequence[Record]) -> Frame:
     """Return a row for every run: method, seed, and the columns of `standings`, without means over seeds."""
-    budget = common_budget(records)
+    budget, metric = common_budget(records), metric_of(records)
     rows = []
     for run in records:
-        end, metric = run["curve"][-1], run.get("metric", "accuracy")
+        end = run["curve"][-1]
         at_budget = None
         if budget is not None and not run["bound"]:
             at_budget = values_within(run, budget)
         rows.append(
             {
                 "method": run["method"], "seed": run["seed"], "bound": run["bound"],
-                "rounds": end["round"],
-                "accuracy": float(np.mean(values_at(end))),
+                "rounds": end["round"], "stopped": "stopped_by" in run,
+                metric: float(np.mean(values_at(end))),
                 "worst": worst_decile(values_at(end), metric),
                 "at_bytes": np.mean(at_budget) if at_budget else None,
                 "worst_at_bytes": worst_decile(at_budget, metric) if at_budget else None,
                 "bytes": end["bytes"], "seconds": end["seconds"],
+                **{name: np.mean(values) for name, values in other_values(end, metric).items()},
             }
         )  # fmt: skip
     return frame_of(rows).astype({"at_bytes": float, "worst_at_bytes": float})
@@ -473,35 +540,38 @@ def run_frame(records: Sequence[Record]) -> Frame:
 def standings(records: Sequence[Record]) -> Frame:
     """Return a row of means over seeds for every method, in the order in which methods first occur.
 
-    accuracy, worst: after the last round, the mean over all clients and over the worst decile; of another
-        metric, if that is compared.
-    deviation: the standard deviation of accuracy over seeds; missing for a single seed.
-    at_bytes, worst_at_bytes: `accuracy` and `worst` at the common budget of bytes, interpolated between two
-        tests; missing for bounds, and for a method with a run that was not tested by then.
-    bytes, seconds: those of the whole run. rounds: the fewest of the method's runs.
+    accuracy, worst: after the last round, the mean over all clients and over the worst decile. If another
+        metric is compared, its column has its name instead of accuracy.
+    deviation: the standard deviation of accuracy, or of that metric, over seeds; missing for a single seed.
+    at_bytes, worst_at_bytes: the same two at the common budget of bytes, interpolated between two tests;
+        missing for bounds, and for a method with a run that was not tested by then.
+    bytes, seconds: those of the whole run. The columns after them are the means of all other metrics.
+    rounds: the fewest of the method's runs. stopped: how many of them a callback has stopped early.
     """
-    frame = run_frame(records)
-    means = ("worst", "bytes", "seconds")
+    frame, measures = run_frame(records), measures_of(records)
+    ends = ["bytes", "seconds", *other_values(records[0]["curve"][-1], measures[0])]
     summary = (
         frame.groupby("method", sort=False)
         .agg(
             bound=("bound", "first"), seeds=("bound", "size"), rounds=("rounds", "min"),
-            accuracy=("accuracy", "mean"), deviation=("accuracy", "std"),
-            **{name: (name, "mean") for name in means},
+            stopped=("stopped", "sum"), deviation=(measures[0], "std"),
+            **{name: (name, "mean") for name in (measures[0], "worst", *ends)},
             # Missing if one of the runs has none: the mean of the others would be of other seeds.
             **{n: (n, lambda v: v.mean(skipna=False)) for n in ("at_bytes", "worst_at_bytes")},
         )
         .reset_index()
     )  # fmt: skip
-    columns = ["method", "bound", "seeds", "rounds", "accuracy", "deviation", *MEASURES[1:]]
-    return summary[[*columns, "bytes", "seconds"]].astype({"bytes": int})
+    counts = ["method", "bound", "seeds", "rounds", "stopped"]
+    columns = [*counts, measures[0], "deviation", *measures[1:], *ends]
+    return summary[columns].astype({"bytes": int})
 
 
 def differences(records: Sequence[Record], reference: str | None = None) -> Frame:
     """Return how methods differ from a reference, paired seed by seed: a row for every method and measure.
 
     difference: the mean over the seeds that both have, method minus reference. low, high: its 95 % interval
-    by Student's t distribution; missing for a single seed. measure: see MEASURES.
+    by Student's t distribution; missing for fewer than three seeds, which say too little about the spread.
+    measure: see `measures_of`.
 
     reference: a method; the first one if left out.
     """
@@ -514,15 +584,19 @@ def differences(records: Sequence[Record], reference: str | None = None) -> Fram
     for method in methods:
         if method == first:
             continue
-        for measure in MEASURES:
+        for measure in measures_of(records):
             pairs = (runs.loc[method][measure] - runs.loc[first][measure]).dropna()
             if not len(pairs):
                 continue
             found = Difference.of(pairs.to_numpy())
-            low, high = found.interval or (None, None)
+            low, high = (found.count >= FEWEST_SEEDS and found.interval) or (None, None)
             rows.append([method, first, measure, found.mean, low, high, found.count])
     columns = ["method", "reference", "measure", "difference", "low", "high", "seeds"]
     return frame_of(rows, columns).astype({"low": float, "high": float})
+
+
+FEWEST_SEEDS = 3
+"""The fewest seeds for which differences have an interval."""
 
 
 def coverage(records: Sequence[Record], planned: int | None = None) -> str:
@@ -561,25 +635,32 @@ def table(records: Sequence[Record], reference: str | None = None) -> dict[str, 
     """Return text tables: the standings, methods from best to worst, then bounds; and the differences."""
     from ...models import less_is_better  # loads torch, which reading settings does not need
 
-    budget, metric = common_budget(records), records[0].get("metric", "accuracy")
+    budget, metric = common_budget(records), metric_of(records)
     at_budget = "equal bytes" if budget is None else f"at {budget / 1e6:.3g} MB"
     rows = standings(records).sort_values(
-        ["bound", "accuracy"], ascending=[True, less_is_better(metric)], kind="stable"
+        ["bound", metric], ascending=[True, less_is_better(metric)], kind="stable"
     )
-    rows["method"] += [" (bound)" if bound else "" for bound in rows["bound"]]
     rows["bytes"] = rows["bytes"].replace(0, float("nan")) / 1e6
+    most = {
+        name: max(r["curve"][-1]["round"] for r in rs) for name, rs in by_method(records).items()
+    }
+    rows["rounds"] = [
+        f"{few}" if few == most[name] else f"{few} to {most[name]}"
+        for name, few in zip(rows["method"], rows["rounds"], strict=True)
+    ]
+    rows["method"] += [" (bound)" if bound else "" for bound in rows["bound"]]
+    worst = name_of_worst(records)
     names = {
-        "method": "method", "seeds": "seeds", "accuracy": metric, "deviation": "± sd",
-        "worst": "worst decile", "at_bytes": at_budget,
-        "worst_at_bytes": f"worst decile {at_budget}",
-        "bytes": "MB sent", "seconds": "CPU s",
+        "method": "method", "seeds": "seeds", **({"rounds": "rounds"} if any(rows["stopped"]) else {}),
+        metric: metric, "deviation": "± sd", "worst": worst, "at_bytes": at_budget,
+        "worst_at_bytes": f"{worst} {at_budget}", "bytes": "MB sent", "seconds": "CPU s",
     }  # fmt: skip
-    formats = {**dict.fromkeys(rows.columns[4:9], ".3f"), "bytes": ".2f", "seconds": ".1f"}
+    names |= {name: name for name in other_values(records[0]["curve"][-1], metric)}
+    formats = {**dict.fromkeys(rows.columns[5:], ".3f"), "bytes": ".2f", "seconds": ".1f"}
     tables = {"summary": as_text(rows[list(names)], formats).rename(columns=names)}
     paired = differences(records, reference)
     if len(paired):
-        measures = {name: names[name] for name in MEASURES}
-        paired["measure"] = paired["measure"].map(measures)
+        paired["measure"] = paired["measure"].map(names)
         paired.insert(0, "what", paired.pop("method") + " − " + paired.pop("reference"))
         formats = dict.fromkeys(("difference", "low", "high"), "+.3f")
         tables["differences"] = as_text(paired, formats)
@@ -595,7 +676,8 @@ class Compared:
 
     summary: a row for every method; see `standings`.
     differences: how methods differ from the reference, with 95 % intervals; see `differences`.
-    clients: a row for every method, seed, tested round and client, with the metric in the column `value`.
+    clients: a row for every method, seed, tested round and client, with a column for every metric; `read` of
+        gossamer.experiments gives the same of a folder of `gossamer compare`.
     records: the same as plain data, as runs.jsonl has it.
     """
 
@@ -619,48 +701,76 @@ def compare(
     metric: str = "accuracy",
     reference: str | None = None,
     callbacks: Callable[[str, int], Sequence[Callback]] = lambda method, seed: (),
+    threads: int = 1,
 ) -> Compared:
     """Run methods on the same clients, with networks and data of one's own, and return tables.
 
         compare({"fedavg": FedAvg(), "prox": FedProx(mu=0.1)}, learners=make_learners, rounds=20)
 
     methods: by the names that tables and pictures have. Their `epochs` count; their rate is the learners'.
-    learners: called with a seed for every method anew; returns the clients' learners, with their samples.
+    learners: called with a seed for every method anew; returns the clients' learners, with their samples. It
+        is called once more for every method at first, so that a method that cannot work is refused at once.
     seeds: how many, or which ones.
     metric: accuracy, loss, or the name of a metric of the learners.
     reference: the method with which the others are compared; the first one if left out.
     callbacks: called with a method's name and a seed; returns what follows that run, and may stop it.
+    threads: of torch while methods run, as `gossamer --threads`. More seldom help networks of this size, and
+        are much slower where other programs use the cores too.
+
+    A terminal shows the progress.
     """
+    from ...models import Callback, Progress
+
     if not methods:
         raise ModelError("compare: give at least one method, as in {'fedavg': FedAvg()}")
     if reference is not None and reference not in methods:
         raise ModelError(f"compare: no method is called {reference!r}; {hint(reference, methods)}")
-    records = []
-    for seed in range(seeds) if isinstance(seeds, int) else seeds:
+    all_seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not all_seeds:
+        raise ModelError("compare: give at least one seed")
+
+    def clients(method: Method, seed: int) -> list[Client]:
+        return [Client(learner, method.epochs or 1) for learner in learners(seed)]
+
+    with torch_threads(threads), console.progress("rounds") as bar:
         for name, method in methods.items():
             if method.rate is not None:
                 raise ModelError(
                     f"compare: method {name!r} has a rate: give it to the learners instead"
                 )
-            clients = [Client(learner, method.epochs or 1) for learner in learners(seed)]
-            records.append(
-                run_method(
-                    method, clients, name=name, seed=seed, rounds=rounds, test_every=test_every,
-                    metric=metric, callbacks=callbacks(name, seed),
-                )
+            _try(method, clients(method, all_seeds[0]), name, metric, "compare")
+        task = bar.add_task("", total=rounds * len(methods) * len(all_seeds), latest="")
+
+        class Advance(Callback):
+            """Moves the bar."""
+
+            def round(self, progress: Progress) -> None:
+                bar.advance(task)
+
+        records: list[Record] = []
+        for seed, (name, method) in product(all_seeds, methods.items()):
+            bar.update(task, completed=rounds * len(records), description=f"{name}, seed {seed}")
+            followers = [*callbacks(name, seed), Advance()]
+            record = run_method(
+                method, clients(method, seed), name=name, seed=seed, rounds=rounds,
+                test_every=test_every, metric=metric, callbacks=followers,
             )  # fmt: skip
-    clients = frame_of(
-        [
-            {
-                "method": run["method"], "seed": run["seed"], "round": point["round"],
-                "bytes": point["bytes"], "client": client, "value": value,
-            }
-            for run in records
-            for point in run["curve"]
-            for client, value in enumerate(values_at(point))
-        ]
-    )  # fmt: skip
-    return Compared(standings(records), differences(records, reference), clients, records)
+            records.append(record)
+    tests = frame_of([row for record in records for row in client_rows(record)])
+    return Compared(standings(records), differences(records, reference), tests, records)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads within the block."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 # --- the picture: a panel for each method, and all clients ----------------------------------------------
@@ -682,17 +792,22 @@ def draw(
     from matplotlib.figure import Figure
 
     from ...models import less_is_better  # loads torch, which reading settings does not need
-    from ..study.figures import save, tidy
+    from ..study.figures import save, tidy, whole_rounds
 
-    groups, metric = by_method(records), records[0].get("metric", "accuracy")
+    groups, metric = by_method(records), metric_of(records)
     sign = -1 if less_is_better(metric) else 1
     order = sorted(groups, key=lambda m: (groups[m][0]["bound"], -sign * _final_value(groups[m])))
     budget = common_budget(records)
     at_budget = "" if not budget else f" Squares: the mean when {budget / 1e6:.3g} MB were sent."
+    stopped = sum("stopped_by" in run for run in records)
     notes = (
-        f"{caption} Left: mean over clients and {coverage(records, planned)}; pale: the other methods. "
-        "Right: dots are clients; a bar goes from the worst decile (diamond) to the mean (line, number)."
-        f"{at_budget} Grey, dashed: bounds, whose bytes are not counted."
+        f"{caption} Left: mean over clients and {coverage(records, planned)}; band: lowest to highest seed; "
+        "pale: the other methods. "
+        f"Right: dots are clients; a bar goes from the {name_of_worst(records)} (diamond) to the mean (line, "
+        f"number).{at_budget}"
+        + " Grey, dashed: bounds, whose bytes are not counted." * any(r["bound"] for r in records)
+        + " A run that was stopped early counts with its last test; summary.csv has the rounds."
+        * bool(stopped)
     )
     wrapped = textwrap.fill(notes.strip(), 215)
     columns = min(PANEL_COLUMNS, len(order))
@@ -703,7 +818,8 @@ def draw(
     halves: Any = figure.subfigures(1, 2, width_ratios=(1.5, 1))
     left, right = halves
     panels = left.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
-    curves = {method: _mean_curve(runs) for method, runs in groups.items()}
+    by_seed = {method: _curves(runs) for method, runs in groups.items()}
+    curves = {method: (x, y.mean(0)) for method, (x, y) in by_seed.items()}
     for axes, method in zip(panels, order, strict=False):
         for other in order:
             axes.plot(*curves[other], color=OTHERS_COLOUR, linewidth=0.8, zorder=1)
@@ -712,6 +828,15 @@ def draw(
             *curves[method], color=_colour(groups[method]), linewidth=1.8, zorder=2,
             linestyle="--" if is_bound else "-",
         )  # fmt: skip
+        rounds, values = by_seed[method]
+        axes.fill_between(
+            rounds,
+            values.min(0),
+            values.max(0),
+            color=_colour(groups[method]),
+            alpha=0.15,
+            linewidth=0,
+        )
         axes.set_title(f"{method}  {_final_value(groups[method]):.3f}", fontsize=9, loc="left")
         axes.tick_params(labelsize=8)
         tidy(axes)
@@ -726,6 +851,7 @@ def draw(
         panels[0].set_ylim(bottom=max(low - 0.03, 0))
     else:
         panels[0].set_ylim(top=max(early), bottom=min(0, high))
+    whole_rounds(panels[0])
     left.supxlabel("round", fontsize=9)
     left.supylabel(metric, fontsize=9)
     axes = right.subplots()
@@ -733,6 +859,7 @@ def draw(
     _draw_clients(axes, groups, order, metric, budget)
     heading = (
         f"{title}: {len(groups)} ways to learn together, {metric} by round and client by client"
+        + f"; {stopped} of {len(records)} runs stopped early" * bool(stopped)
     )
     figure.suptitle(heading, fontsize=13, fontweight="bold", x=0.01, ha="left")
     figure.supxlabel(wrapped, fontsize=8, color="#444444", x=0.01, ha="left")
@@ -782,16 +909,19 @@ def _colour(runs: Sequence[Record]) -> str:
     return BOUND_COLOUR if runs[0]["bound"] else METHOD_COLOUR
 
 
-def _mean_curve(runs: Sequence[Record]) -> tuple[list[int], list[float]]:
-    """Return the rounds of a method's curve, and the mean over clients and over the runs tested there.
+def _curves(runs: Sequence[Record]) -> tuple[list[int], np.ndarray]:
+    """Return the tested rounds of a method, and the mean over clients there: a row for every run.
 
-    A callback may have stopped some runs early: those rounds count that all of them have.
+    A run that a callback has stopped early keeps the value of its last test.
     """
-    by_round = [
-        {point["round"]: float(np.mean(values_at(point))) for point in run["curve"]} for run in runs
-    ]
-    rounds = [number for number in by_round[0] if all(number in each for each in by_round)]
-    return rounds, [float(np.mean([each[number] for each in by_round])) for number in rounds]
+    longest = max((run["curve"] for run in runs), key=lambda curve: curve[-1]["round"])
+    rounds = [point["round"] for point in longest]
+    rows = []
+    for run in runs:
+        tested = [point["round"] for point in run["curve"]]
+        means = [float(np.mean(values_at(point))) for point in run["curve"]]
+        rows.append([means[bisect_right(tested, number) - 1] for number in rounds])
+    return rounds, np.array(rows)
 
 
 def _final_value(runs: Sequence[Record]) -> float:

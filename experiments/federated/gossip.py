@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
-from ...gossip import Array, Count, WireSettings
+from ...gossip import Array, Count, WireSettings, alternatives
 from ...models import ModelError
+from ..config.tables import Fraction
 from .method import GLOBAL_MODEL, Client, Method, NonzeroFraction, RoundContext
 
 if TYPE_CHECKING:  # a method's settings are read and explained without torch
@@ -172,10 +173,18 @@ class ArenaState:
 class PartialModels(GossipMethod):
     """Push-sum gossip of the shared cells of every network."""
 
-    share: NonzeroFraction = 1.0
-    """The fraction of each hidden layer's cells that all clients share. Lower it when tasks differ."""
+    share: Annotated[
+        NonzeroFraction | dict[str, Fraction],
+        alternatives("should be a fraction above 0, up to 1, or a table of fractions by part"),
+    ] = 1.0
+    """The fraction of each hidden layer's cells that all clients share. Lower it when tasks differ. Or a
+    table of fractions by part, as `share` of [[models]]: `{"*" = 1.0, "fc2" = 0}`."""
     outputs: Literal["own", "shared"] = "own"
-    """Whether output cells are local to each client: "own" if labels differ in meaning or in number."""
+    """Whether output cells are local to each client: "own" if labels differ in meaning or in number. A table
+    `share` that names the last part decides instead."""
+    buffers: Literal["average", "local", "recompute"] | None = None
+    """What clients do with batch norm, as `network.buffers`, which it replaces. "local" gives each client its
+    own norms: with `outputs = "shared"`, this is FedBN by gossip."""
     topology: str = "one-peer-exponential"
     """Which clients gossip with which; by default each sends to one client per exchange, in rotation."""
     exchanges: Count = 1
@@ -227,10 +236,13 @@ class PartialModels(GossipMethod):
                 "gossamer shares cells of every layer, and this network's layers could not be analysed: "
                 "gossamer slices says why"
             )
-        shares = {"*": self.share, anatomy.parts[-1].name: float(self.outputs == "shared")}
+        table = self.share if isinstance(self.share, dict) else {"*": self.share}
+        outputs = {anatomy.parts[-1].name: float(self.outputs == "shared")}
+        # Of several entries that match a part, the last one counts.
+        shares = {**table, **outputs, **{part: table[part] for part in outputs if part in table}}
         return SlicedNetwork(
             network.module, {GLOBAL_MODEL: shares}, peer=network.peer, anatomy=anatomy,
-            buffers=network.buffers,
+            buffers=self.buffers or network.buffers,
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from ...gossip import Compress, Count, Positive, SettingsTable
 from ...models import ModelError
@@ -201,8 +201,22 @@ class Method(SettingsTable, ABC):
             state = method.round(state, clients, context := method.round_context(clients, rng))
         tests = method.test(state, clients)
 
-    A setting that is out of its range makes the constructor raise a `ValueError` that names it.
+    The constructor raises a ModelError that names a setting which is unknown or out of its range. A method of
+    one's own defines `start` and `round`, and `test` if clients use another network than the one they train.
     """
+
+    if not TYPE_CHECKING:  # type checkers know the settings by the fields
+
+        def __init__(self, **settings: Any):
+            try:
+                super().__init__(**settings)
+            except ValidationError as error:
+                from ..config.tables import first_mistake
+
+                name = type(self).__name__
+                raise ModelError(f"{name}: {first_mistake(error, type(self))}") from None
+
+        __init__.__pydantic_base_init__ = True  # tables of a config are read without it
 
     needs_server: ClassVar[bool] = False
     """Whether the method needs a server; comparisons with `server = false` refuse it then."""

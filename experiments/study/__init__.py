@@ -74,6 +74,8 @@ class Study(Generic[C]):
     always_run: lines that are run even if --only does not name them.
     json_files: JSON files that are written beside the results, such as the study's settings: content by name.
     note: printed below the tables.
+    warnings: sentences about the records, printed below the tables and kept in run.json.
+    shown: returns the rows of a table, by its name, that are printed; its file has all.
     live: whether runs start processes and do not repeat exactly. They are then run one after the other in
         this process, and none is copied from an earlier folder.
     """
@@ -89,6 +91,8 @@ class Study(Generic[C]):
     always_run: Collection[str] = ()
     json_files: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    warnings: Callable[[Sequence[Record]], Sequence[str]] = lambda records: ()
+    shown: Callable[[str, Frame], Frame] = lambda name, frame: frame
     live: bool = False
 
     def only(self, lines: Sequence[str] | None) -> Study[C]:
@@ -185,11 +189,13 @@ def _report(study: Study[C], records: list[Record], folder: Path) -> list[Path]:
     for name, content in study.json_files.items():
         write_json(folder / name, content)
     for name, frame in study.table(records).items():
-        header, rows = [*map(str, frame.columns)], [*frame.itertuples(index=False, name=None)]
+        header, shown = [*map(str, frame.columns)], study.shown(name, frame)
         title = study.titles.get(name, study.name if name == "summary" else name)
-        console.table(title, header, rows)
+        console.table(title, header, [*shown.itertuples(index=False, name=None)])
         files.append(folder / f"{name}.csv")
-        write_csv(files[-1], header, rows)
+        write_csv(files[-1], header, frame.itertuples(index=False, name=None))
+    for sentence in study.warnings(records):
+        console.warn(sentence)
     if study.note:
         console.out.print(study.note, soft_wrap=True)
     return files + (study.figure(folder, records) if study.figure else [])

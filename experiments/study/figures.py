@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from ..results import read_records, write_bytes
 
@@ -35,19 +36,21 @@ def draw_lines(
     x_label: str,
     y_label: str = "accuracy",
     caption: str = "",
-    legend: str = "",
+    legend: str | None = "",
     ticks: Mapping[float, str] | None = None,
 ) -> list[Path]:
     """Draw the lines of a table into one figure, saved as PNG and SVG; returns the files.
 
     columns: the names of the table's columns, in the order of the parameters of `plot_lines`.
+    legend: its title; None draws no legend, as of a single line.
     """
     figure, axes = canvas(caption)
     plot_lines(axes, frame, *columns)
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     if ticks:
         axes.set_xticks(list(ticks), list(ticks.values()))
-    place_legend(axes, legend)
+    if legend is not None:
+        place_legend(axes, legend)
     return save(figure, path)
 
 
@@ -108,6 +111,11 @@ def tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def whole_rounds(axes: Axes) -> None:
+    """Give a horizontal axis of rounds ticks at whole numbers only."""
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+
+
 def band(
     axes: Axes, curve: Mapping[Any, Sequence[float]], colour: str = BLUE, label: str = ""
 ) -> None:
@@ -145,6 +153,8 @@ def draw_metrics(folder: Path, title: str, x_label: str = "round") -> list[Path]
     for name, each in zip(names, axes, strict=False):
         band(each, {x: list(values.values()) for x, values in curves[name].items()})
         each.set_title(name, fontsize=10)
+        if x_label == "round":
+            whole_rounds(each)
     for each in axes[len(names) :]:
         each.set_visible(False)
     for each in grid[-1]:

@@ -172,6 +172,7 @@ def run_cells(cells: list[Cell], job: Job) -> list[Record]:
         {
             "key": cell.key, "line": cell.line, "settings": dict(cell.settings),
             "seed": cell.config.seed, "accuracy": result.accuracy, "worst": result.worst,
+            **({"metrics": dict(result.metrics)} if result.metrics else {}),
             **({} if result.decisions is None else {"decisions": list(result.decisions)}),
         }
         for cell, result in zip(cells, results, strict=True)
@@ -182,17 +183,25 @@ def run_cells(cells: list[Cell], job: Job) -> list[Record]:
 class Outcome:
     """Accuracy after the last round: the mean over peers, and that of the worst peer.
 
+    metrics: the means over peers of named metrics.
     decisions: what peers have decided about their sharing; None if that was not theirs to decide.
     """
 
     accuracy: float
     worst: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
     decisions: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, tests: Sequence[Metrics]) -> Outcome:
         """The outcome of a run from each peer's last test; peers without test samples are left out."""
-        return cls.over([test.accuracy for test in tests if test.samples] or [nan])
+        named = dict.fromkeys(name for test in tests for name in test.values)
+        metrics = {
+            name: float(np.mean([test.values[name] for test in tests if name in test.values]))
+            for name in named
+        }
+        result = cls.over([test.accuracy for test in tests if test.samples] or [nan])
+        return replace(result, metrics=metrics)
 
     @classmethod
     def over(cls, accuracies: Sequence[float]) -> Outcome:
@@ -344,26 +353,30 @@ def combine(records: Sequence[Record]) -> Frame:
     """Return a row for every combination of values, in the order in which they first occur.
 
     `± sd` is the standard deviation over seeds, missing for a single run; `worst peer` is the lowest accuracy
-    of any peer in any run.
+    of any peer in any run. The last columns are the means of named metrics.
     """
     keys = [key for key in records[0]["settings"] if key != "seed"]
     rows = [
         {
             **{key: _value_text(r["settings"][key]) for key in keys},
             **{m: r[m] for m in ("accuracy", "worst")},
+            **r.get("metrics", {}),
         }
         for r in records
     ]
     groups = frame_of(rows).groupby(keys or (lambda _: 0), sort=False)
     combined = groups["accuracy"].agg(["size", "mean", "std", "median"])
     combined["worst peer"] = groups["worst"].min()
+    for name in records[0].get("metrics", {}):
+        combined[name] = groups[name].mean()
     names = {"size": "runs", "std": "± sd"}
     return combined.rename(columns=names).reset_index(drop=not keys)
 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:
     """Return the text table of all combinations of values."""
-    return {"summary": as_text(combine(records), _FORMATS)}
+    metrics = dict.fromkeys(records[0].get("metrics", {}), ".4f")
+    return {"summary": as_text(combine(records), _FORMATS | metrics)}
 
 
 def draw(folder: Path, records: Sequence[Record], title: str) -> list[Path]:
@@ -384,7 +397,7 @@ def draw(folder: Path, records: Sequence[Record], title: str) -> list[Path]:
         frame["low"], frame["high"] = frame["mean"] - deviation, frame["mean"] + deviation
         columns += ["low", "high"]
     return draw_lines(
-        folder / "figure", frame, columns, title=title, x_label=axis, legend=", ".join(other_keys),
+        folder / "figure", frame, columns, title=title, x_label=axis, legend=", ".join(other_keys) or None,
         caption=_caption(int(frame["runs"].min()), int(frame["runs"].max())),
     )  # fmt: skip
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -266,7 +268,9 @@ def written(folder: Path, **changes: Any) -> Config:
 
 
 @pytest.mark.parametrize("time", [False, True])
-def test_a_config_names_callbacks(time: bool, tmp_path: Path) -> None:
+def test_a_config_names_callbacks(
+    time: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = written(tmp_path, **({"time": {}} if time else {}))
     source = str(tmp_path / "config.toml")
     if time:
@@ -276,6 +280,8 @@ def test_a_config_names_callbacks(time: bool, tmp_path: Path) -> None:
 
         simulate(Simulation.of(settings, source), at(tmp_path / "out"))
     assert (tmp_path / "out" / "tiny.log").read_text().split() == ["1", "2"]
+    after = r"after \S+ virtual seconds" if time else f"after round 2 of {ROUNDS}"
+    assert re.search(f"stopped by callback Log {after}", capsys.readouterr().err)
 
 
 compare = runs("compare")
@@ -295,6 +301,10 @@ def test_gossamer_compare_makes_new_callbacks_for_every_run(compare: Any, tmp_pa
     logs = {file.name: file.read_text().split() for file in out.glob("*.log")}
     names = [f"{method}-{seed}.log" for method in ("fedavg", "local") for seed in (0, 1)]
     assert logs == {name: ["1", "2"] for name in names}
+    told = "fedavg: stopped by callback Log: seed 0 after round 2, seed 1 after round 2"
+    assert told in result.err
+    assert told in json.loads((out / "run.json").read_text())["warnings"]
+    assert "after at most 4 rounds" in result.out
 
 
 def test_wrong_callbacks_are_refused_in_one_line(tmp_path: Path) -> None:

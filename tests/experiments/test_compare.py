@@ -17,7 +17,7 @@ from cli_kit import runner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.experiments import compare
+from gossamer.experiments import compare, read
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.data import partition
 from gossamer.experiments.federated import METHODS, Local, PartialModels
@@ -31,6 +31,7 @@ from gossamer.experiments.federated.comparison import (
     common_budget,
     differences,
     draw,
+    early_stops,
     load_comparison,
     parse_comparison,
     run,
@@ -39,10 +40,10 @@ from gossamer.experiments.federated.comparison import (
     values_within,
     worst_decile,
 )
-from gossamer.experiments.federated.fedavg import FedAvg
+from gossamer.experiments.federated.fedavg import FedAvg, FedProx
 from gossamer.experiments.federated.method import RoundContext
 from gossamer.experiments.results import read_records
-from gossamer.models import ModelError, SgdLearner, SlicedNetwork
+from gossamer.models import Callback, ModelError, SgdLearner, SlicedNetwork
 
 torch.set_num_threads(1)
 CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"
@@ -391,9 +392,10 @@ def test_differences_are_paired_by_seed():
     printed = table(records)["differences"]
     assert printed["what"][0] == "two − one"
     assert printed["low"][0] == f"{0.11 - half:+.3f}"
-    lone = differences([records[0], records[1]]).iloc[0]
-    assert np.isnan(lone.low)
-    assert lone.seeds == 1
+    for seeds in (1, 2):  # too few for an interval
+        few = differences(records[: 2 * seeds]).iloc[0]
+        assert np.isnan(few.low)
+        assert few.seeds == seeds
 
 
 def test_of_a_loss_less_is_better():
@@ -412,10 +414,77 @@ def test_of_a_loss_less_is_better():
 
 
 def test_an_unknown_metric_is_refused():
-    with pytest.raises(ConfigError, match="key 'metric': tests measure no 'f1'"):
+    with pytest.raises(ConfigError, match="key 'metric': tests of 'fedavg' measure no 'f1'"):
         run(Cell("fedavg", small(metric="f1"), 0))
+    with pytest.raises(ConfigError, match=r"measure no 'f2'; .*did you mean 'f1'"):
+        check(small(metric="f2", training={"metrics": ["f1"]}))  # before the first run
     named = small(metric="f1", training={"metrics": ["f1"]})
     assert 0 <= run(Cell("fedavg", named, 0))["curve"][-1]["values"][0] <= 1
+
+
+def test_a_metric_has_its_own_name_and_the_others_have_columns_too():
+    record = run(Cell("fedavg", small(metric="f1", training={"metrics": ["f1", "auc"]}), 0))
+    end = record["curve"][-1]
+    row = standings([record]).iloc[0]
+    assert row["f1"] == pytest.approx(np.mean(end["values"]))
+    assert row["accuracy"] == pytest.approx(np.mean(end["accuracy"]))
+    assert row["auc"] == pytest.approx(np.mean(end["metrics"]["auc"]))
+    assert {"f1", "accuracy", "auc"} <= set(table([record])["summary"].columns)
+    paired = differences([record, {**record, "method": "other"}])
+    assert paired["measure"][0] == "f1"
+
+
+def stopped(method: str, seed: int, rounds: int, planned: int = 3):
+    record = _record(method, seed, [(10 * n, [0.1 * n, 0.2 * n]) for n in range(rounds + 1)])
+    return record | ({"stopped_by": "Early"} if rounds < planned else {})
+
+
+def test_runs_that_a_callback_stopped_are_told_in_table_and_picture(tmp_path):
+    records = [
+        stopped("one", 0, 3),
+        stopped("one", 1, 2),
+        stopped("two", 0, 3),
+        stopped("two", 1, 3),
+    ]
+    assert early_stops(records) == ["one: stopped by callback Early: seed 1 after round 2"]
+    rows = table(records)["summary"].set_index("method")["rounds"]
+    assert rows.to_dict() == {"one": "2 to 3", "two": "3"}
+    assert standings(records)["stopped"].tolist() == [1, 0]
+    _, svg = draw(records, tmp_path / "stopped", "tiny")
+    assert "1 of 4 runs stopped early" in svg.read_text()
+    complete = [stopped("one", 0, 3), stopped("two", 0, 3)]
+    assert "rounds" not in table(complete)["summary"].columns
+    _, svg = draw(complete, tmp_path / "complete", "tiny")
+    assert "stopped early" not in svg.read_text()
+    assert "bounds" not in svg.read_text()  # there is none
+    assert "worst client" in svg.read_text()  # of two clients
+
+
+def test_norms_of_ones_own_and_layers_by_name_are_methods():
+    network = {"name": "resnet", "options": {"widths": [3, 4]}}
+    methods = {
+        "shared": {"method": "gossamer", "outputs": "shared"},
+        "fedbn": {"method": "gossamer", "outputs": "shared", "buffers": "local"},
+        "table": {"method": "gossamer", "share": {"*": 1.0}},
+    }
+    config = small(methods=methods, network=network)
+    sizes = {}
+    for name in methods:
+        clients = clients_of(config, config.method(name), 0)
+        config.method(name).start(clients)
+        sizes[name] = len(clients[0].network.read("everyone"))
+    plain = clients_of(config, config.method("shared"), 0)[0].network
+    norms = [m for m in plain.module.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    own = 4 * sum(norm.num_features for norm in norms)  # gains, biases, means and variances
+    assert sizes["shared"] - sizes["fedbn"] == own > 0
+    assert sizes["table"] < sizes["shared"]  # outputs stay each client's own
+    parts = plain.slicing.anatomy.parts
+    method = PartialModels(share={"*": 1.0, parts[-1].name: 1.0})
+    clients = clients_of(config, method, 0)
+    method.start(clients)
+    assert len(clients[0].network.read("everyone")) == sizes["shared"]
+    with pytest.raises(ConfigError, match="a table of fractions by part"):
+        small(methods={"gossamer": {"share": "half"}}).method("gossamer")
 
 
 OWN = """
@@ -487,7 +556,8 @@ def test_compare_takes_networks_and_methods_as_objects(tmp_path):
         len(clients) == 3 * 2 * 3 * 3
     )  # methods, seeds, tests (one before the first round), clients
     end = clients[(clients["method"] == "fedavg") & (clients["round"] == 4)]
-    assert end["value"].mean() == pytest.approx(found.summary["accuracy"][0])
+    assert end["f1"].mean() == pytest.approx(found.summary["f1"][0])
+    assert end["accuracy"].mean() == pytest.approx(found.summary["accuracy"][0])
     again = compare(methods, learners, rounds=4, seeds=[0, 1], test_every=2, metric="f1")
     assert again.clients.equals(clients)
     assert {file.suffix for file in found.draw(tmp_path / "mine")} == {".png", ".svg"}
@@ -500,6 +570,45 @@ def test_compare_says_what_is_wrong():
         compare({"fedavg": FedAvg(rate=0.1)}, learners)
     with pytest.raises(ModelError, match="at least one method"):
         compare({}, learners)
+    with pytest.raises(ModelError, match="unknown key 'nu'; did you mean 'mu'"):
+        FedProx(nu=0.1)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ModelError, match=r"FedProx: key 'mu': .*not -1"):
+        FedProx(mu=-1)
+
+
+def test_compare_refuses_all_methods_before_the_first_run():
+    class Impossible(FedAvg):
+        def start(self, clients):
+            raise ModelError("impossible")
+
+    followed = []
+
+    def follow(method, seed):
+        followed.append(method)
+        return ()
+
+    methods = {"fedavg": FedAvg(), "wrong": Impossible()}
+    with pytest.raises(ConfigError, match=r"in \[methods.wrong\]: impossible"):
+        compare(methods, learners, callbacks=follow)
+    with pytest.raises(ConfigError, match=r"measure no 'f2'; .*did you mean 'f1'"):
+        compare({"fedavg": FedAvg()}, learners, metric="f2", callbacks=follow)
+    assert not followed
+
+
+def test_compare_runs_with_one_thread_and_leaves_torch_as_it_was():
+    seen, before = set(), torch.get_num_threads()
+
+    class Look(Callback):
+        def round(self, progress):
+            seen.add(torch.get_num_threads())
+
+    torch.set_num_threads(2)
+    try:
+        compare({"fedavg": FedAvg()}, learners, rounds=1, seeds=1, callbacks=lambda *_: [Look()])
+        assert seen == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_one_seed_has_no_deviation():
@@ -556,8 +665,22 @@ def test_the_command_leaves_curves_a_summary_and_a_picture_and_resumes(command, 
     )
     for file in ("comparison.png", "comparison.svg", "config.json"):
         assert (folder / file).stat().st_size > 100
-    for word in ("fedavg", "gossamer", "local (bound)", "worst decile"):
+    for word in ("fedavg", "gossamer", "local (bound)", "worst client", "intervals take 3 seeds"):
         assert word in result.out
+    differing = (folder / "differences.csv").read_text().splitlines()
+    assert len(differing) == 1 + 4 + 2  # a bound has no bytes
+    assert [result.out.count(f"{name} − fedavg") for name in ("gossamer", "local")] == [1, 1]
+    tests = read(folder)
+    assert len(tests) == 6 * 4 * 3
+    assert {"method", "seed", "round", "client", "bytes", "accuracy"} <= set(tests.columns)
+    ends = tests[(tests["method"] == "fedavg") & (tests["round"] == 3)]
+    assert ends["accuracy"].mean() == pytest.approx(summary["methods"][0]["accuracy"])
+
+
+def test_a_comparison_without_a_name_has_that_of_its_file(tmp_path):
+    path = tmp_path / "my test.toml"
+    path.write_text(TOML.replace('name = "small"', ""), "utf-8")
+    assert load_comparison(path).name == "my-test"
 
 
 def test_the_command_shows_its_settings(command, tmp_path):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from gossamer.experiments.cli.app import app
 from gossamer.experiments.config.tables import ConfigError, load_config, parse_config
-from gossamer.experiments.results import Record, read_records
+from gossamer.experiments.results import Record, read, read_records
 from gossamer.experiments.study.sweep import (
     Cell,
     axes_of,
@@ -274,3 +274,17 @@ def test_the_command(file: Path, tmp_path: Path) -> None:
 def test_simulate_points_to_sweep(file: Path) -> None:
     with pytest.raises(ConfigError, match="run it with gossamer sweep"):
         CliRunner().invoke(app, ["simulate", str(file)], catch_exceptions=False)
+
+
+def test_named_metrics_are_in_records_and_table(file: Path, tmp_path: Path) -> None:
+    text = TOML.replace("local_samples = 20", 'local_samples = 20\nmetrics = ["f1"]')
+    file.write_text(text.partition("models.0")[0], "utf-8")
+    result = CliRunner().invoke(
+        app, ["sweep", str(file), "--out", str(tmp_path / "out"), "--on", "local:1"]
+    )
+    assert result.exit_code == 0, result.output
+    records = read(tmp_path / "out")
+    header, first, _ = (tmp_path / "out" / "summary.csv").read_text().splitlines()
+    assert header.split(",")[-1] == "f1"
+    mean = records[records["training.rate"] == 0.1]["f1"].mean()
+    assert float(first.split(",")[-1]) == pytest.approx(mean, abs=1e-4)
