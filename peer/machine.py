@@ -152,7 +152,7 @@ class HeapTrimmer:
 
     A peer allocates and frees megabytes with every message. glibc does not return all freed memory by itself,
     so after a burst of gossip a process would hold many times the memory of its network; and what it does
-    return during the burst must be mapped again for the next message, which took a third of a message's time.
+    return during the burst must be mapped again, page by page, for the next messages.
 
     trim: returns all free memory to the system; None if malloc has no such function.
     pause: least seconds between two calls, because later allocations must map the pages again.

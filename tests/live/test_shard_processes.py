@@ -57,8 +57,9 @@ def test_the_command_writes_the_same_results_from_several_processes(tmp_path: Pa
         assert run.returncode == 0, run.stderr
     assert run.stderr.count("2/2 rounds") == 1  # one progress bar
     one, two = tmp_path / "one", tmp_path / "two"
-    files = sorted(file.name for file in one.iterdir())
-    assert sorted(file.name for file in two.iterdir()) == files
+    # Only a run that took long has a page, so a busy machine decides which of both has one.
+    files = [{file.name for file in folder.iterdir()} - {"report.html"} for folder in (one, two)]
+    assert files[0] == files[1]
     assert (one / "peers.json").read_text() == (two / "peers.json").read_text()
     lines = [
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
