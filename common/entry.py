@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -22,12 +22,39 @@ def import_from(folder: Path) -> None:
         sys.path.insert(0, path)
 
 
+def split_entry(name: str) -> tuple[str, str]:
+    """Return the module and the function that `module:function` names; EntryError if there is none."""
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise EntryError(f"{name!r} is not an entry point: write module:function")
+    return module, function
+
+
+def require_module(name: str) -> None:
+    """Raise EntryError if the module of `module:function` is not found, without importing it, which is slow.
+
+    The module may be in the current folder.
+    """
+    module, _ = split_entry(name)
+    import_from(Path.cwd())
+    top = module.partition(".")[0]
+    if top in sys.modules or importlib.util.find_spec(top) is not None:
+        return
+    prefixes = (sys.prefix, sys.base_prefix)
+    own = [
+        path for path in sys.path
+        if Path(path).is_dir() and not path.startswith(prefixes) and "-packages" not in path
+    ]  # fmt: skip
+    places = " or ".join(dict.fromkeys([str(Path.cwd()), *own]))
+    raise EntryError(
+        f"entry point {name!r}: there is no module {top!r} in {places}, and none of that name is installed"
+    )
+
+
 def load_entry(name: str) -> Callable[..., Any]:
     """Return the function that `module:function` names; the module may be in the current folder."""
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise EntryError(f"{name!r} is not an entry point: write module:function")
-    import_from(Path.cwd())
+    module_name, function_name = split_entry(name)
+    require_module(name)
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

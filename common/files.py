@@ -82,9 +82,18 @@ class FileLock:
                 return False
             if _is_open_file(descriptor, self._path):
                 self._descriptor = descriptor
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, str(os.getpid()).encode())
             else:  # the last holder removed the file after it was opened and before it was locked
                 os.close(descriptor)
         return True
+
+    def holder(self) -> str:
+        """Return the number of the process that holds the lock; "?" if it cannot be read."""
+        try:
+            return self._path.read_text("ascii") or "?"
+        except (OSError, ValueError):  # Windows cannot read a locked file
+            return "?"
 
     def release(self) -> None:
         """Release the lock and remove its file."""

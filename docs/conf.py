@@ -18,6 +18,7 @@ extensions = ["myst_parser", "gossamer_reference"]
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "_ext"]
+smartquotes = False  # dashes and quotes of options and settings are copied from pages
 html_theme = "furo"
 html_title = f"Gossamer {version}"
 html_static_path = ["_static"]

@@ -22,6 +22,7 @@ from gossamer.entry import EntryError
 from ..gossip.compress import CompressError
 from ..gossip.compress import parse as parse_compressor
 from ..models import (
+    SCORE_EVERY,
     AssociativeLearner,
     AssociativeNetwork,
     Layout,
@@ -304,6 +305,9 @@ class Swarm:
                 (self._inputs(train), task.apply(train.y)),
                 self._test_data(test, task),
                 local_samples=samples,
+                score_every=SCORE_EVERY
+                if config.gossip.mode == "steady" and not config.fednp
+                else 0,
                 **options,
             )
         with self._error_context("training.prior"):

@@ -31,6 +31,8 @@ from .wire import Give, Tag
 if TYPE_CHECKING:
     from .gossiper import Gossiper
 
+MAX_WAITING = 2
+"""The most pushes of a partial model that wait in asynchronous gossip."""
 GATHER, RETURN = 0, 1
 """The two exchanges of a server's round: clients to server, server to clients."""
 
@@ -143,17 +145,13 @@ class PacedMode(Mode):
     """Asynchronous gossip: each request is one push of every model to a few random neighbours.
 
     The driver makes requests per training step, not per second, so a slow machine gossips as often per step
-    as a fast one. A push that is not possible now, because no neighbour is free, is made later; at most
-    `backlog` pushes per model wait.
+    as a fast one. A push that is not possible now, because no neighbour is free or too little weight would be
+    sent or kept, is made later; at most two pushes per model wait.
 
     fanout: receivers of one push. Raise it if peers disagree too much while training: one push to four
         neighbours mixes better than four pushes to one each, because weights stay more even.
     fraction: the fraction of the held weight that one push sends, between 0 and 1 exclusive; by default the
         weight is divided equally among the receivers and the peer itself.
-    max_in_flight: the driver trains on while at most this many transfers of each model are unacknowledged
-        (see `caught_up`). Training changes only the held mass, and mass in flight learns nothing: raise it
-        from 0 only if links are slow compared with training.
-    floor: the smallest weight to send or to keep; a push that would send or keep less waits.
     neighbours_by_step: for graphs that change over time: the neighbours to which the 1st, 2nd, … push may go,
         repeated cyclically. A step is skipped if none of its neighbours can be reached.
     drift: skips pushes of models that have changed little.
@@ -164,9 +162,6 @@ class PacedMode(Mode):
         fanout: int = 1,
         *,
         fraction: float | None = None,
-        max_in_flight: int = 0,
-        backlog: int = 2,
-        floor: int = MIN_WEIGHT,
         neighbours_by_step: Sequence[Collection[str]] = (),
         drift: Drift | None = None,
     ) -> None:
@@ -175,8 +170,6 @@ class PacedMode(Mode):
         if fraction is not None and not 0 < fraction < 1:
             raise ValueError(f"paced mode: fraction is {fraction}, must lie between 0 and 1")
         self.fanout, self.fraction = fanout, fraction
-        self.max_in_flight = max_in_flight
-        self.backlog, self.floor = backlog, floor
         self._requests = 0
         """Pushes of every model that were requested since the last `step`."""
         self._waiting_pushes: Counter[str] = Counter()
@@ -207,17 +200,18 @@ class PacedMode(Mode):
             self._drift = None
 
     def caught_up(self, gossiper: Gossiper) -> bool:
-        """Return False if too many pushes are unacknowledged: then the driver should wait before it trains.
+        """Return False if pushes are unacknowledged: then the driver should wait before it trains.
 
-        This is no barrier: overdue transfers, and those to neighbours that cannot be reached, do not count.
+        Training changes only the held mass, and mass in flight learns nothing. This is no barrier: overdue
+        transfers, and those to neighbours that cannot be reached, do not count.
         """
-        return all(gossiper.in_flight(model) <= self.max_in_flight for model in gossiper.models)
+        return not any(gossiper.in_flight(model) for model in gossiper.models)
 
     def step(self, gossiper: Gossiper, now: float) -> None:
         """Make the pushes that were requested, as far as neighbours are free."""
         for model in gossiper.models:
             waiting = self._waiting_pushes[model] + self._requests
-            self._waiting_pushes[model] = min(waiting, self.backlog)
+            self._waiting_pushes[model] = min(waiting, MAX_WAITING)
             while self._waiting_pushes[model] and self._push(gossiper, model, now):
                 self._waiting_pushes[model] -= 1
         self._requests = 0
@@ -227,8 +221,8 @@ class PacedMode(Mode):
                 continue
             weight = gossiper.weight(model)
             share = portion(weight, Fraction(1, self.fanout + 1))
-            # The floor does not apply: a newcomer sends nothing before its first transfer, so with no other
-            # neighbour our weight would stay below the floor for ever.
+            # MIN_WEIGHT does not apply: a newcomer sends nothing before its first transfer, so with no other
+            # neighbour our weight would stay below it for ever.
             if min(share, weight - share) < 1:
                 continue
             if peer not in gossiper.reachable_neighbours(model):
@@ -254,7 +248,7 @@ class PacedMode(Mode):
             share = portion(weight, Fraction(1, len(chosen) + 1))
         else:
             share = portion(weight, self.fraction) // len(chosen)
-        if min(share, weight - share * len(chosen)) < self.floor:
+        if min(share, weight - share * len(chosen)) < MIN_WEIGHT:
             return False
         self._steps[model] += 1
         if self._drift and self._drift.skips(model, gossiper.value(model), len(chosen)):

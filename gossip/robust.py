@@ -7,8 +7,8 @@ no bound on values mends that. Here nobody gives weight away.
 towards it. For a value v from a neighbour:
 
     d = |v − x|                                    its distance
-    e = max(0, loss of v − loss of x)              its excess loss on own samples, own private parts in place;
-                                                   the loss of x is measured once in a round
+    e = max(0, loss of v − loss of x)              its excess loss on own samples that are not trained on, own
+                                                   private parts in place; that of x is measured once a round
     τ = the (2b+1)-th largest d of all neighbours' last values
     q = USUAL_EXCESS times the (2b+1)-th largest e of them, and at least MIN_EXCESS
     x ← x + β·f·w·(v − x),   f = min(1, τ·g/d),   g = min(1, q/e)²,   β = 1/(F+1)
@@ -66,8 +66,8 @@ MAX_KNOWN = 4096
 
 Hostile: TypeAlias = int | Literal["auto"]
 Score: TypeAlias = Callable[[str, Array | None], float]
-"""Score(model, value) is the mean loss on a few own training samples with this value of a partial model in
-place of the own one, or with the own one for None."""
+"""Score(model, value) is the mean loss on a few own samples, best those that are not trained on, with this
+value of a partial model in place of the own one, or with the own one for None."""
 
 
 def tolerated(hostile: Hostile, neighbours: int) -> int:

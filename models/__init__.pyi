@@ -21,6 +21,7 @@ from .discovery import discover as discover
 from .discovery import discover_or_one_cell as discover_or_one_cell
 from .discovery import norm_layers as norm_layers
 from .errors import ModelError as ModelError
+from .learner import SCORE_EVERY as SCORE_EVERY
 from .learner import SCORED_SAMPLES as SCORED_SAMPLES
 from .learner import GradientTerm as GradientTerm
 from .learner import Learner as Learner

@@ -129,6 +129,11 @@ class Scorer(Protocol):
 
 SCORED_SAMPLES = 64
 """Training samples with which a learner scores values. With more, scores have less noise and take longer."""
+SCORE_EVERY = 10
+"""In steady gossip every so-manieth training sample is not trained on, and scores values instead. With more
+of them scores have less noise, and peers learn from fewer samples."""
+MIN_SCORED = 10
+"""The fewest such samples: if a peer has too few samples to spare so many, training samples score values."""
 
 
 class SgdLearner:
@@ -183,6 +188,11 @@ class SgdLearner:
     data, window
         For live peers that take new samples while they run: see SampleTaker. A test is still on `test`; to
         follow a change of the data, let `data` replace the attribute `held_out`.
+    score_every
+        Every so-manieth training sample is not trained on, but used to score other peers' values. Give it in
+        steady gossip (SCORE_EVERY is what was measured): samples that a network was trained on say little
+        about values of others. Values are scored with training samples if there are fewer than MIN_SCORED
+        such samples, and by default (0).
     """
 
     def __init__(
@@ -204,6 +214,7 @@ class SgdLearner:
         seed: int = 0,
         data: Callable[[], NewSamples | None] | None = None,
         window: int | None = None,
+        score_every: int = 0,
     ):
         if local_samples < 1 or batch < 1:
             raise ModelError(
@@ -241,7 +252,10 @@ class SgdLearner:
         for purpose, (inputs, labels) in (("training", train), ("test", test)):
             self._check(network, purpose, inputs, labels)
         self.network = network
-        self.samples, self.held_out = train, test
+        self.score_every, self._seen = score_every, 0
+        self.scored = train[0][:0], train[1][:0]
+        """The samples that only `score` uses."""
+        self.samples, self.held_out = self._set_aside(*train), test
         self.local_samples, self.batch, self.reduction = local_samples, batch, reduction
         self.right, self.metrics = right, find_metrics(metrics)
         self.threshold = decision_threshold(self.loss)
@@ -308,18 +322,35 @@ class SgdLearner:
         labels = labels.to(dtype if labels.is_floating_point() else torch.int64)
         self._check(self.network, "new", inputs, labels)
         old_inputs, old_labels = self.samples
+        differ = inputs.shape[1:] != old_inputs.shape[1:] or inputs.dtype != old_inputs.dtype
+        if len(old_labels) and differ:
+            raise ModelError(
+                f"peer {self.network.peer!r}, new samples: inputs are {inputs.dtype} of shape "
+                f"{tuple(inputs.shape[1:])}, those before were {old_inputs.dtype} of shape "
+                f"{tuple(old_inputs.shape[1:])}"
+            )
+        inputs, labels = self._set_aside(inputs, labels)
         if len(old_labels):
-            if inputs.shape[1:] != old_inputs.shape[1:] or inputs.dtype != old_inputs.dtype:
-                raise ModelError(
-                    f"peer {self.network.peer!r}, new samples: inputs are {inputs.dtype} of shape "
-                    f"{tuple(inputs.shape[1:])}, those before were {old_inputs.dtype} of shape "
-                    f"{tuple(old_inputs.shape[1:])}"
-                )
             inputs, labels = torch.cat([old_inputs, inputs]), torch.cat([old_labels, labels])
         if self.window is not None and len(labels) > self.window:
             # Cloned: a view would keep the forgotten samples in memory.
             inputs, labels = inputs[-self.window :].clone(), labels[-self.window :].clone()
         self.samples, self.order = (inputs, labels), self.order[:0]
+
+    def _set_aside(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return new samples without every `score_every`-th, which `score` uses from now on, with the newest
+        of those before. Of many samples no more are set aside than it uses."""
+        self._seen += len(labels)
+        if not self.score_every or self._seen < MIN_SCORED * self.score_every:
+            return inputs, labels
+        every = max(self.score_every, -(-len(labels) // SCORED_SAMPLES))
+        numbers = torch.arange(self._seen - len(labels), self._seen, device=labels.device)
+        aside = numbers % every == every - 1
+        self.scored = tuple(
+            torch.cat([old, new[aside]])[-SCORED_SAMPLES:]
+            for old, new in zip(self.scored, (inputs, labels), strict=True)
+        )
+        return inputs[~aside], labels[~aside]
 
     def add_prior(self, outputs: Tensor) -> Tensor:
         """Return outputs of the network, [n, classes], with the log-prior added if there is one."""
@@ -402,13 +433,14 @@ class SgdLearner:
         return measure(self.metrics, outputs - self.threshold if is_single else outputs, labels)
 
     def score(self, values: Mapping[str, Tensor | np.ndarray[Any, Any]]) -> float:
-        """Return the mean loss with these values in place, on 64 training samples at most; see Scorer.
+        """Return the mean loss with these values in place, on 64 own samples at most; see Scorer.
 
-        Every call uses the same samples. They are evenly spaced, so that all classes are among them even if
-        samples are sorted by class. Every class counts equally: else a peer with few samples of a class would
-        not notice values that are bad at it alone.
+        They are the samples that `score_every` keeps from training, or training samples. Every call uses the
+        same, evenly spaced ones, so that all classes are among them even if samples are sorted by class.
+        Every class counts equally: else a peer with few samples of a class would not notice values that are
+        bad at it alone.
         """
-        inputs, labels = self.samples
+        inputs, labels = self.scored if len(self.scored[1]) >= MIN_SCORED else self.samples
         count = len(labels)
         if not count:
             return nan

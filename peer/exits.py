@@ -27,6 +27,8 @@ class ExitCode(IntEnum):
     """The peer has ended, but no broker accepted its goodbye. Start it again to deliver it."""
     REPLACED = 4
     """Another device has taken this one's name. A service manager must not start it again."""
+    NOT_REACHED = 5
+    """No broker could be reached, or a peer of `expect` did not come online. Start it again."""
     INTERRUPTED = 130
     """Ctrl-C during start-up, before there was a peer to shut down cleanly."""
 
@@ -46,6 +48,22 @@ class GoodbyeNotDelivered(PeerError):
     """The peer has ended, but no broker accepted its goodbye, which stays in the checkpoint."""
 
     exit_code = ExitCode.GOODBYE_NOT_DELIVERED
+
+
+class Revoked(PeerError):
+    """The swarm's owner has revoked this peer."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"peer {name}: its invitation was revoked by the swarm's owner; if it may take part again, the "
+            "owner enrols it under another name"
+        )
+
+
+class NotReached(PeerError):
+    """A peer of `expect` did not come online: it may when this one is started again."""
+
+    exit_code = ExitCode.NOT_REACHED
 
 
 class Replaced(PeerError):
@@ -126,8 +144,9 @@ def unit_text(
 ) -> str:
     """Return the unit of a service that runs a peer.
 
-    It is started again after a crash, and after exit code 3, when its goodbye is still to be delivered. It is
-    not where a person has to mend something first, nor where another device has taken its name.
+    It is started again after a crash, and after the exit codes 3, when its goodbye is still to be delivered,
+    and 5, when the broker was not there, as after a power cut. It is not where a person has to mend something
+    first, nor where another device has taken its name.
 
     command: the program and its arguments. folder: the working directory. memory: a limit, as in 512M.
     """

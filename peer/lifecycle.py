@@ -34,7 +34,7 @@ from ..models import (
 )
 from ..models import Progress as TrainingProgress
 from .engine import Engine
-from .exits import GoodbyeNotDelivered, NotSaved, PeerError, Replaced, first_error
+from .exits import GoodbyeNotDelivered, NotSaved, PeerError, Replaced, Revoked, first_error
 from .link import Link, Record, SessionOver
 from .machine import Machine, Worker, from_saved
 from .membership import (
@@ -226,6 +226,7 @@ class _Progress:
     """Progress of a peer's training, over all sessions of one process.
 
     accuracy: of the last test. gain: of the last test, if the peer has a lone twin.
+    next_round: when the next round may begin, by `round_every`.
     last_log: time of the last log line about progress. log_interval: least seconds until the next one.
     own_accuracy: of a trained network, tested before the first value was received.
     followed: whether callbacks were told of the start. stopped: whether one of them has stopped the peer.
@@ -233,6 +234,7 @@ class _Progress:
 
     accuracy: float = float("nan")
     gain: Gain | None = None
+    next_round: float = -inf
     last_log: float = -inf
     log_interval: float = PROGRESS_INTERVAL
     own_accuracy: float | None = None
@@ -455,6 +457,7 @@ class Peer:
             "ask": link.ask_for_missing(),
             "summary": link.keep_summary(),
             "reminders": self._remind(),
+            "network": self._keep_writing(link),
         }
         try:
             async with asyncio.TaskGroup() as group:
@@ -481,6 +484,13 @@ class Peer:
             self._reminders.check(self._machine.wall())
             await asyncio.sleep(REMINDER_INTERVAL)
 
+    async def _keep_writing(self, link: Link) -> None:
+        """Write the network from time to time also when all rounds are over and averaging goes on."""
+        while True:
+            await asyncio.sleep(self.settings.save_network_every)
+            if self.state in (State.SETTLING, State.DONE):
+                await link.worker.run(self._keep_network, link.engine)
+
     async def _next_event(self, link: Link) -> Event:
         """Run the handler of the current state; cancel it if the peer is asked to leave."""
         handlers: dict[State, Callable[[Link], Awaitable[Event]]] = {
@@ -498,6 +508,9 @@ class Peer:
         asked = asyncio.ensure_future(self._leave.wait())
         try:
             await asyncio.wait((work, asked), return_when=asyncio.FIRST_COMPLETED)
+            if state is State.CLAIMING:
+                # Under its name it can say goodbye, so that no peer that expects it waits for it.
+                await asyncio.wait((work,), timeout=link.engine.limits.name_grace)
         finally:
             asked.cancel()
             if not work.done() and self._leave.is_set():
@@ -537,6 +550,10 @@ class Peer:
         return Event.STARTED
 
     async def _train(self, link: Link) -> Event:
+        progress, clock = self._progress, self._machine.monotonic
+        if (pause := progress.next_round - clock()) > 0:
+            await asyncio.sleep(pause)
+        progress.next_round = clock() + self.settings.round_every
         await link.worker.run(link.engine.begin_round)
         if link.engine.sharing is not None:
             link.wake()
@@ -570,7 +587,7 @@ class Peer:
                 )
         else:
             await link.publish_record({"training_loss": training.mean_loss})
-        await link.worker.run(self._keep_network, link.engine)
+        await link.worker.run(self._keep_network, link.engine, is_due=number >= last)
         if number < last:
             return self._stop() if self._progress.stopped else Event.AVERAGED
         if busy := {*link.roster.still_training(), *link.roster.offline_unfinished()}:
@@ -585,6 +602,7 @@ class Peer:
             await self._settling.settle()
         if link.view.waiting:  # no first value was received within the timeout
             await link.worker.run(link.engine.inject_everywhere)
+        await link.worker.run(self._keep_network, link.engine, is_due=True)
         return Event.AGREED
 
     async def _stay(self, link: Link) -> Event:
@@ -606,14 +624,17 @@ class Peer:
         await hand_over(link)
         return Event.HANDED_OVER
 
-    def _keep_network(self, engine: Engine) -> None:
-        """Bring the copy of the network up to date, and its file if that is due; runs on the worker."""
+    def _keep_network(self, engine: Engine, *, is_due: bool = False) -> None:
+        """Bring the copy of the network up to date, and its file if that is due; runs on the worker.
+
+        is_due: whether to write the file in any case.
+        """
         if self._copy is not None:
             self._copy.update(engine.history.round)
         if self._network_file is not None:
             self._network_file.write_if_due(
                 self.learner.network, self._machine.monotonic(), self._machine.wall(),
-                **self._about(engine),
+                is_due=is_due, **self._about(engine),
             )  # fmt: skip
 
     def _about(self, engine: Engine) -> dict[str, Any]:
@@ -683,14 +704,17 @@ class Peer:
             # In a new session after a lost lease all rounds may be trained, but the weight not count yet.
             unfinished = link.view.round < self.settings.last_round or bool(link.view.waiting)
             kind = "failed" if failure else "left" if asked and unfinished else "finished"
-            reason = str(failure) if failure else self._leave_reason or "its training is over"
+            reason = self._leave_reason or "its training is over"
+            if failure:
+                reason = str(failure).removeprefix(f"peer {self.name}: ")
             loop_report, events = self._loop_report(link), link.take_events()
             await run(engine.end, kind, reason, link.phase, loop_report, events)
             await link.save()
         ending = engine.ending
         assert ending is not None
         within = self.settings.leave_timeout * (1.0 - HAND_OVER_SHARE if asked else 1.0)
-        await link.publish_last_summary(ending.kind, ending.reason)
+        how = "revoked" if isinstance(failure, Revoked) else ending.kind
+        await link.publish_last_summary(how, ending.reason)
         error, earlier = await deliver_goodbye(link, goodbye_of(ending, link.generation), within)
         # Not if a former process has delivered it: other peers have already acted on it.
         if not ending.told and await run(engine.amend, earlier):

@@ -35,7 +35,7 @@ from gossamer.logs import should_log_repeat
 from ..gossip import HEADER_BYTES, MIN_PACKET_BYTES, Transport, TransportError, topics
 from ..gossip.security import Death, SecurityEvent, SecurityLayer, TrustError
 from .engine import Engine, View
-from .exits import PeerError, Replaced
+from .exits import PeerError, Replaced, Revoked
 from .machine import Worker, from_saved
 from .presence import (
     STATUSES_PER_LEASE,
@@ -817,9 +817,10 @@ class Link:
                         self._receive_death_under_our_name(each.body)
                     self._events += self.roster.receive_death(each.peer, each.body)
                 case "removed" if is_our_name:
+                    if each.body == b"revoked":
+                        raise Revoked(self.name)
                     raise PeerError(
-                        f"peer {self.name}: its invitation was revoked or has expired; ask the swarm's owner "
-                        "for a new one"
+                        f"peer {self.name}: its invitation has expired; ask the swarm's owner for a new one"
                     )
                 case "removed":
                     self._events += self.roster.remove(each.peer)

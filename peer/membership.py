@@ -35,7 +35,7 @@ from ..gossip.security import (
     read_public,
 )
 from .engine import Ending
-from .exits import PeerError, Replaced, peer_errors
+from .exits import NotReached, PeerError, Replaced, peer_errors
 from .link import Link, SessionOver
 from .presence import Event, Status
 from .settings import AUTO_MODELS, Settings
@@ -151,8 +151,8 @@ def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
         return NullSecurity(link.name)
     if link.settings.mode != "steady" and link.settings.robust == "none":
         _log.info(
-            "peer %s: in %s mode any member can spoil the average; if some may be hostile, use "
-            'mode = "steady" (or the setting robust, in the modes rounds and server)',
+            "peer %s: in %s mode any member can spoil the average; if some may be hostile, give all of them "
+            'mode = "steady" (or robust, in the modes rounds and server): gossamer explain mode',
             link.name, link.settings.mode,
         )  # fmt: skip
     # Patterns of the names of partial models that the swarm may form later, which the invitation must allow.
@@ -216,7 +216,7 @@ def goodbye_of(ending: Ending, generation: int) -> Status:
     return Status(
         "left", session=ending.report["session"], phase=ending.phase, reason=ending.reason,
         statement=ending.statement, reclaimed=ending.reclaimed,
-        counts=ending.counts, generation=generation,
+        counts=ending.counts, generation=generation, leaving=ending.kind == "left",
     )  # fmt: skip
 
 
@@ -233,7 +233,7 @@ async def _begin_counting(link: Link, *, as_founder: bool) -> None:
 async def _wait_for_expected(link: Link) -> None:
     """Wait until all peers of `expect` are online; on a graph, only those that are our neighbours.
 
-    Raises PeerError after start_timeout.
+    Not for peers that were told to stop meanwhile. Raises NotReached after start_timeout.
     """
     settings = link.settings
     start = last_log = link.machine.monotonic()
@@ -244,10 +244,13 @@ async def _wait_for_expected(link: Link) -> None:
     if settings.watched is not None:  # on a graph: our neighbours, whose cards alone we receive
         expected &= settings.watched
     while missing := sorted(expected - link.roster.online_with_card()):
+        if stopped := expected & link.roster.told_to_stop():
+            expected -= stopped
+            continue
         _refuse_mismatch(link)  # an expected peer may have left again because of a mismatch
         now = link.machine.monotonic()
         if now - start > settings.start_timeout:
-            raise PeerError(
+            raise NotReached(
                 f"peer {link.name}: {', '.join(missing)} did not come online within "
                 f"{settings.start_timeout:g} s; start them, or raise start_timeout"
             )
@@ -323,9 +326,11 @@ def _name_taken(link: Link, status: Status) -> str:
     """Return the error text for a name that another device has; status: that of the other device."""
     location = f"in swarm {link.settings.swarm!r} (session {status.session})"
     if status.state == "online":
+        has_key = link.settings.trust == "swarm"
+        own = "give each device an enrolment of its own" if has_key else "choose another name"
         return (
-            f"peer {link.name}: the name is already online {location}; choose another name, stop the other "
-            "device, or use --replace if this device replaces it"
+            f"peer {link.name}: the name is already online {location}; {own}, stop the other device, or use "
+            "--replace if this device replaces it"
         )
     return (
         f"peer {link.name}: the name belongs to a device that is offline {location} and may come back; start "

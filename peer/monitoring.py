@@ -2,10 +2,11 @@
 
 Figures are served with prometheus-client (the extra gossamer[metrics]):
 
-    with serve_metrics(lambda: summary_families({"anna": link.last_summary}), 9464): …
+    with serve_metrics(lambda: summary_families({"anna": link.last_summary}), "garden", 9464): …
 
-Names follow Prometheus' conventions: base units, `_total` for counters, partial model and peer as labels. The
-figures are read when Prometheus asks, from summaries, so they are those that `gossamer status` shows.
+Names follow Prometheus' conventions: base units, `_total` for counters, partial model, peer and swarm as
+labels. The figures are read when Prometheus asks, from summaries, so they are those that `gossamer status`
+shows.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ Kind: TypeAlias = Literal[
 ]
 """not-counted: no peer counts in a partial model. lost: a peer is past its lease. diverged: values or the
 loss of a peer are NaN or infinite. refused: what a peer publishes is not genuine or cannot be read, it was
-revoked, or another peer does not average with it. failed: a peer could not take part, and has said why.
-no-summary: a peer is online and publishes no summary, so it cannot be judged. unknown: a peer has a card and
-no status."""
+revoked and still runs, or another peer does not average with it. failed: a peer could not take part, and has
+said why. no-summary: a peer is online and publishes no summary, so it cannot be judged. unknown: a peer has a
+card and no status."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,9 @@ def _uncounted_models(state: SwarmState, now: float) -> list[Problem]:
 
 def _problems_of(peer: ObservedPeer, now: float) -> list[Problem]:
     found, name = [], peer.name
+    if peer.checked == "revoked":  # which needs nobody, once it has gone
+        text = f"peer {name}: the swarm's owner has revoked it, and it still runs: stop it there"
+        return [Problem("refused", text, name)] if peer.presence == "online" else []
     if peer.presence == "lost":
         ago = "" if peer.since is None else f" for {duration(now - peer.since)}"
         text = (
@@ -236,11 +240,11 @@ def swarm_families(state: SwarmState, now: float) -> Iterator[Metric]:
 
 @contextmanager
 def serve_metrics(
-    families: Callable[[], Iterable[Metric]], port: int, host: str = "127.0.0.1"
+    families: Callable[[], Iterable[Metric]], swarm: str, port: int, host: str = "127.0.0.1"
 ) -> Iterator[int]:
     """Serve metrics at http://host:port/metrics while the block runs; yields the port (0 chooses a free one).
 
-    families: called on the server's thread whenever Prometheus asks.
+    families: called on the server's thread whenever Prometheus asks. swarm: a label of every figure.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -254,7 +258,10 @@ def serve_metrics(
         """Calls `families` for every request of Prometheus."""
 
         def collect(self) -> Iterable[Metric]:
-            return list(families())
+            found = list(families())
+            for sample in (sample for family in found for sample in family.samples):
+                sample.labels["swarm"] = swarm
+            return found
 
         def describe(self) -> Iterable[Metric]:
             return []
@@ -279,4 +286,4 @@ def serve_swarm_metrics(
     state: SwarmState, port: int, host: str = "127.0.0.1", wall: Callable[[], float] = time.time
 ):
     """Serve the figures of an observed swarm, as `swarm_families` gives them; see serve_metrics."""
-    return serve_metrics(lambda: swarm_families(state, wall()), port, host)
+    return serve_metrics(lambda: swarm_families(state, wall()), state.swarm, port, host)

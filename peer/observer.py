@@ -59,16 +59,20 @@ TICK = 1.0
 QUIET = 0.5
 """Seconds without a message after which all retained messages are taken to have arrived."""
 
+REVOCATION = "revocation"
+"""The kind of problem of a peer that the owner has revoked; see _Entry.problems."""
+
 Presence: TypeAlias = Literal["online", "offline", "lost", "left", "dead", "unknown"]
 """Whether a peer takes part. online. offline: its connection was lost, and its lease still runs. lost:
 nothing was heard of it for longer than its lease, so the other peers have given it up. left: with a goodbye.
 dead: an operator or its supervisor has declared its session over. unknown: it has no status."""
 
-Checked: TypeAlias = Literal["unsigned", "signed", "member", "refused"]
+Checked: TypeAlias = Literal["unsigned", "signed", "member", "refused", "revoked"]
 """What is known about who wrote a peer's messages. unsigned: nothing, the swarm has no trust. signed: the key
 in the peer's name has signed them; whether the owner invited that peer could not be checked. member: the
 owner did. refused: a message was not genuine or cannot be read, or the peer is not a member;
-`ObservedPeer.problem` says which, and the record shows what was known before."""
+`ObservedPeer.problem` says which, and the record shows what was known before. revoked: the owner has excluded
+the peer since."""
 
 
 @dataclass(frozen=True)
@@ -252,6 +256,7 @@ class SwarmState:
         self._receive(where.peer, entry, where.kind, payload, now, retained)
         if entry != _Entry(entry.first_seen):  # else a device only asks whether a name is free
             self._entries[where.peer] = entry
+            self._check_revoked(where.peer, entry, now)
             self._update(where.peer, entry, now)
         return self._take_changes()
 
@@ -388,10 +393,19 @@ class SwarmState:
             revoked = self._register.revoke(payload)
         except TrustError:
             return
-        for peer in revoked:
-            entry = self._entries[peer]
-            self._refuse(peer, entry, "revocation", "the swarm's owner has revoked it", now)
+        for peer, entry in self._entries.items():
+            self._check_revoked(peer, entry, now, is_listed=peer in revoked)
             self._update(peer, entry, now)
+
+    def _check_revoked(
+        self, peer: str, entry: _Entry, now: float, *, is_listed: bool = False
+    ) -> None:
+        """Note a peer that the owner has revoked; is_listed: it was a member until this list."""
+        register, text = self._register, "the swarm's owner has revoked it"
+        if is_listed:
+            self._refuse(peer, entry, REVOCATION, text, now)
+        elif register is not None and register.revocations.names(peer, ""):
+            entry.problems[REVOCATION] = text
 
     # --- records --------------------------------------------------------------------------------
 
@@ -470,6 +484,8 @@ def _record(peer: str, entry: _Entry, now: float) -> ObservedPeer:
 
 
 def _checked(entry: _Entry) -> Checked:
+    if REVOCATION in entry.problems:
+        return "revoked"
     if entry.problems:
         return "refused"
     if not entry.was_signed:

@@ -146,7 +146,8 @@ class Status:
     """Whether a peer is online, and its phase. A *goodbye* is a status with the state "left".
 
     statement, reclaimed: only in a goodbye; see Goodbye.
-    leaving: the peer is online but about to leave, and accepts no more mass.
+    leaving: the peer is online but about to leave, and accepts no more mass; in a goodbye, that it was told
+        to stop.
     counts: the partial models in which the peer's own weight counts, and for how many rounds it has counted.
     hops: on a graph, how far the peer knows of others from its neighbours: all peers less than so many links
         away have trained, and are done. 0: it has not, or is not, itself.
@@ -599,6 +600,15 @@ class Roster:
             and entry.status
             and entry.card.session == entry.status.session
         }
+
+    def told_to_stop(self) -> set[str]:
+        """Return the peers that were told to stop before they trained, and left while we were connected."""
+        return {
+            peer
+            for peer, entry in self._entries.items()
+            if entry.is_live and (status := entry.status) is not None
+            and status.state == "left" and status.leaving and status.phase == "starting"
+        }  # fmt: skip
 
     def unknown(self, names: Iterable[str]) -> list[str]:
         """Return the peers without a card, or without a status, or whose card is of another session.

@@ -27,6 +27,7 @@ from gossamer.errors import GossamerError
 from gossamer.files import RecordFile, write_atomically
 from gossamer.logs import log_to_stderr
 
+from ..gossip import TransportError
 from ..models import Learner, make_callbacks
 from .bootstrap import load_trained
 from .exits import ExitCode, PeerError, first_error, report_alive, stop_signals
@@ -178,7 +179,9 @@ async def run_process(
         stack.callback(alive.cancel)
         if metrics is not None:
             host, port = metrics
-            stack.enter_context(serve_metrics(lambda: _figures(started), port, host))
+            swarm = spec.peers[0].settings.swarm
+            port = stack.enter_context(serve_metrics(lambda: _figures(started), swarm, port, host))
+            _log.info("figures for Prometheus: http://%s:%d/metrics", host, port)
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(
@@ -231,6 +234,8 @@ def run_guarded(spec: ProcessSpec, **options: Any) -> int:
         if not isinstance(error, GossamerError):
             raise
         print(f"error: {error}", file=sys.stderr, flush=True)
+        if isinstance(error, TransportError) and error.is_outage:
+            return ExitCode.NOT_REACHED
         return getattr(error, "exit_code", ExitCode.CANNOT_TAKE_PART)
     return ExitCode.FINISHED
 

@@ -128,6 +128,10 @@ class LifecycleSettings(SettingsTable):
     wakes for two minutes every hour to save energy. Its card says so, and its lease is longer by twice that:
     other peers wait for it, even if it fails to connect once. What it holds of the average stays with it
     meanwhile."""
+    round_every: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Least seconds from the beginning of a round to that of the next, as 60 for a device that learns for
+    ever on a battery, or beside other work. In between, it averages what others send. In the modes rounds and
+    server all peers wait for the slowest."""
     silence: Positive = 5.0
     """Seconds without a status of a peer that counts in a partial model, after which a waiting peer founds
     the model with its own values."""
@@ -151,8 +155,9 @@ class LifecycleSettings(SettingsTable):
     the time."""
     save_network_every: Positive = 300.0
     """Seconds from one writing of the peer's network to the next, as NAME.safetensors with NAME.network.json
-    beside it, while it learns; both are written at the end too. Other programs, and `gossamer predict`, may
-    read them at any time. Lower it if they need newer values."""
+    beside it; less in the first minutes. Both are also written when its rounds are over, when it has settled,
+    and at the end. Other programs, and `gossamer predict`, may read them at any time. Lower it if they need
+    newer values."""
     tick: Positive = 0.05
     """Seconds from one check for due repetitions and recalls of transfers to the next, if nothing arrives."""
 
@@ -198,17 +203,17 @@ class ProtectionSettings(SettingsTable):
     config's `[trust]`."""
 
     guards: Annotated[GuardSettings | Literal["off"] | None, table_of(GuardSettings)] = None
-    """Bounds on the values that other peers may send, as in `{distance = 2.0}`: see gossip/security/guards.py
-    for all keys. If left out: the default bounds with trust (but not with `private`, whose masks look like
-    attacks), and none without trust; "off" for none. With `sharing = "auto"` the default is wider, a
-    `distance` of 1 and no `outlier`: peers with different tasks would refuse each other before they
-    part."""
+    """Bounds on the values that other peers may send, as in `{distance = 2.0}`; the table
+    `trust.guards` has all keys. If left out: the default bounds with trust (but not with `private`, whose
+    masks look like attacks), and none without trust; "off" for none. With `sharing = "auto"` the default is
+    wider, a `distance` of 1 and no `outlier`: peers with different tasks would refuse each other before
+    they part."""
     private: Mapping[str, float] = {}
     """Lockstep modes with trust: partial models whose values are masked while they are averaged, and the
     masks' scale, a power of two well above the values: `{global = 64.0}`. Raise `exchanges` with it."""
     dp: Annotated[ReleasePlan | None, table_of(ReleasePlan)] = None
-    """Differential privacy of everything that is trained, `{clip = 1.0, noise = 1.0}`: see gossip/dp.py.
-    The report then states epsilon."""
+    """Differential privacy of everything that is trained, `{clip = 1.0, noise = 1.0}`; the
+    table `trust.dp` has all keys. The report then states epsilon."""
 
 
 class CredentialSettings(SettingsTable):
@@ -247,8 +252,8 @@ class MatchingSettings(SettingsTable):
     """Which partial models are matched."""
 
     matching: Mapping[str, Annotated[Matching, table_of(Matching)]] = {}
-    """Partial models whose cells are matched, `matching.global = {kind = "align"}`; see Matching. The same on
-    all peers of a model."""
+    """Partial models whose cells are matched, `matching.global = {kind = "align"}`. The same on all peers
+    of a model."""
 
 
 @dataclass(frozen=True)

@@ -434,18 +434,12 @@ class LiveSharing:
             frozen = frozen_parts(self._learner, self._anatomy)
             self._planner = Planner(self._options, Memory(**plan.memory), frozen=frozen)
         planner, there = self._planner, {self._name, *online}.intersection(plan.assignment.peers)
-        if planner.must_wait(plan, statistics, round_number, len(there), MIN_PEERS):
+        is_slow = self._member is not None and self._member.is_slow
+        made = planner.next_if_measured(plan, statistics, round_number, len(there), is_slow)
+        if made is None:
             if self._lockstep:  # nobody trains beyond the end of a plan
                 self._newest = planner.prolonged(plan, round_number), self._name
             return
-        is_settling = plan.deciding and not (plan.spread or plan.candidates)
-        if is_settling and self._member is not None and self._member.is_slow:
-            self._newest = (
-                planner.next_with_slow_spread(replace(plan, until=round_number)),
-                self._name,
-            )
-            return
-        made = planner.next(replace(plan, until=round_number), statistics)
         if made.chosen is not None:
             made = replace(made, assignment=made.assignment.named())
             assert self._report is not None

@@ -63,7 +63,10 @@ def mqtt_connect(broker: BrokerAddress) -> Connect:
     def connect(client_id: str, will: Will, on_connect: Hook) -> Transport:
         status_topic = topics.parse(will.topic)
         echo = topics.inbox(status_topic.swarm, status_topic.peer, ECHO)
-        return mqtt_transport(broker, client_id, will=will, on_connect=on_connect, echo=echo)
+        name = f"peer {status_topic.peer}"
+        return mqtt_transport(
+            broker, client_id, will=will, on_connect=on_connect, echo=echo, name=name
+        )
 
     return connect
 
@@ -75,6 +78,7 @@ def mqtt_transport(
     will: Will | None = None,
     on_connect: Hook | None = None,
     echo: str | None = None,
+    name: str | None = None,
 ) -> MqttTransport:
     """Return a transport to this broker, not connected yet; see MqttTransport."""
     tls = None
@@ -83,6 +87,7 @@ def mqtt_transport(
     return MqttTransport(
         broker.url, client_id, password=broker.password,
         will=will, tls=tls, options=broker, on_connect=on_connect, echo=echo,
+        name=name,
     )  # fmt: skip
 
 

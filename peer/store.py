@@ -487,28 +487,38 @@ class About:
     format: str = NETWORK_FORMAT
 
 
+SHORTER_PAUSES = 32.0
+"""Divides the first pause between two writings of a network; half as much divides the next one, and so on."""
+
+
 @dataclass
 class NetworkFile:
     """Writes a peer's network to a safetensors file, and a small JSON file about it beside it.
 
-    Both are replaced atomically, the network first. pause: least seconds from one writing to the next.
+    Both are replaced atomically, the network first. pause: seconds from one writing to the next; the first
+    pauses are shorter, as a network learns most at the beginning.
     """
 
     path: Path
     pause: float
     entry: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    _written_at: float = field(default=-inf, init=False)
+    _next_at: float = field(default=-inf, init=False)
+    _shorter: float = field(default=SHORTER_PAUSES, init=False)
     _fails: bool = field(default=False, init=False)
 
-    def write_if_due(self, network: SlicedNetwork, now: float, wall: float, **about: Any) -> None:
+    def write_if_due(
+        self, network: SlicedNetwork, now: float, wall: float, *, is_due: bool = False, **about: Any
+    ) -> None:
         """Write the files if the last time is long enough ago; log the first of several failures.
 
-        now: by the monotonic clock. wall: by the wall clock. about: other fields of About.
+        now: by the monotonic clock. wall: by the wall clock. is_due: write in any case. about: other fields
+        of About.
         """
-        if now - self._written_at < self.pause:
+        if now < self._next_at and not is_due:
             return
-        self._written_at = now
+        self._next_at = now + self.pause / self._shorter
+        self._shorter = max(1.0, self._shorter / 2.0)
         try:
             self.write(network, wall, **about)
         except (OSError, SafetensorError) as error:
@@ -554,6 +564,8 @@ def read_about(network: Path) -> dict[str, Any]:
                 f"{network}: was written by another version of gossamer ({notes['version']})"
             )
         return notes
+    except FileNotFoundError:
+        raise PeerError(f"{network}: cannot be read: there is no such file") from None
     except OSError as error:
         raise PeerError(f"{network}: cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:

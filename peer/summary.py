@@ -194,7 +194,8 @@ class ModelSummary:
 class Ended:
     """Why a peer's session ended, and when.
 
-    kind: "finished" (all rounds trained), "left" (asked to leave), "failed", or "lost" (without a goodbye).
+    kind: "finished" (all rounds trained), "left" (asked to leave), "failed", "revoked" (by the swarm's
+        owner), or "lost" (without a goodbye).
     """
 
     kind: Word

@@ -144,7 +144,7 @@ class LocalSwarm:
             code, last_line = await self._run_once(index, path)
             if code == ExitCode.FINISHED or self._stopping.is_set():
                 return
-            if code in (ExitCode.CANNOT_TAKE_PART, ExitCode.REPLACED):
+            if code in (ExitCode.CANNOT_TAKE_PART, ExitCode.REPLACED, ExitCode.NOT_REACHED):
                 text = last_line.removeprefix("error: ") or f"peer {names} cannot take part"
                 self._fail(PeerError(text))
                 return

@@ -7,6 +7,7 @@ block after `<!-- run: … -->` run.
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 import tomllib
@@ -34,6 +35,20 @@ def test_links_lead_to_files():
     for page in (each for each in PAGES if each.parent == ROOT):
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text("utf-8")):
             assert (ROOT / target).exists(), f"{name(page)}: {target}"
+
+
+def test_the_table_of_commands_names_all_of_them():
+    text = (ROOT / "docs" / "reference" / "commands.md").read_text("utf-8")
+    commands = [*app.registered_commands, *app.registered_groups]
+    assert [each.name for each in commands if f"`gossamer {each.name}`" not in text] == []
+
+
+def test_the_page_of_the_python_interface_is_for_people(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
+    text = importlib.import_module("gossamer_reference").python()
+    assert not re.search(r" at 0x|FieldInfo|Validator\(func|\*\*data: Any", text)
+    assert "mu: float = 0.1," in text.partition("### FedProx\n")[2][:400]
+    assert "Config(\n    *,\n    rounds: int | Literal['forever'] = 30," in text
 
 
 # --- Python ---------------------------------------------------------------------------------------------

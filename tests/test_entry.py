@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
 
-from gossamer.entry import EntryError, call_entry, load_entry
+from gossamer.entry import EntryError, call_entry, load_entry, require_module
 
 
 def test_a_function_of_an_installed_module():
@@ -31,9 +32,19 @@ def test_what_is_no_name_is_refused(name):
         load_entry(name)
 
 
-def test_a_module_that_is_not_there_is_named():
-    with pytest.raises(EntryError, match=r"'no_such_module_here' cannot be imported"):
-        load_entry("no_such_module_here:make")
+def test_a_module_that_is_not_there_is_named_and_where_it_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    places = re.escape(str(tmp_path))
+    for load in (load_entry, require_module):
+        with pytest.raises(EntryError, match=f"no module 'no_such_module_here' in {places}"):
+            load("no_such_module_here:make")
+
+
+def test_a_module_is_found_without_importing_it(tmp_path, monkeypatch):
+    (tmp_path / "slow_entry_device.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    require_module("slow_entry_device:make")
+    assert "slow_entry_device" not in sys.modules
 
 
 def test_a_module_that_needs_another_says_which(tmp_path, monkeypatch):

@@ -15,12 +15,15 @@ from inspect import cleandoc
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer.main
+from pydantic import BaseModel
 
 from gossamer.experiments.cli.app import app as command_line
 from gossamer.experiments.config.reference import FILE_TITLES, Key, TableReference, reference
+from gossamer.experiments.data import descriptions
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -88,7 +91,7 @@ def commands() -> str:
 
 def _commands(command: Any, name: str) -> Iterator[str]:
     usage = _usage(command, name)
-    pieces = [f"## {name}", cleandoc(command.help or ""), f"```text\n{usage}\n```"]
+    pieces = [f"## {name}", _unescaped(command.help), f"```text\n{usage}\n```"]
     rows = [_parameter(parameter) for parameter in command.params if not _is_help(parameter)]
     if rows:
         pieces += rows
@@ -112,8 +115,13 @@ def _is_help(parameter: Any) -> bool:
     return "--help" in parameter.opts
 
 
+def _unescaped(text: str | None) -> str:
+    """Return a text of the command line without the escapes of rich's markup."""
+    return (text or "").replace("\\[", "[")
+
+
 def _parameter(parameter: Any) -> str:
-    text = " ".join((getattr(parameter, "help", None) or "").split()).replace("<", "\\<")
+    text = _unescaped(parameter.help).replace("<", "\\<")
     if parameter.param_type_name == "argument":
         name = str(parameter.name).upper()
     else:
@@ -121,6 +129,15 @@ def _parameter(parameter: Any) -> str:
     default = parameter.default
     shown = default is not None and not callable(default) and default not in (False, (), [])
     return f"`{name}`\n: {text or 'See above.'}{f' Default: `{default}`.' if shown else ''}"
+
+
+# --- data sets ----------------------------------------------------------------------------------------
+
+
+def datasets() -> str:
+    """Return a table of the data sets that have a name, as Markdown."""
+    rows = [f"| `{name}` | {text} | {folder} |" for name, (text, folder) in descriptions().items()]
+    return "\n".join(["| name | what it is | folder |", "| --- | --- | --- |", *rows])
 
 
 # --- the Python interface -----------------------------------------------------------------------------
@@ -145,7 +162,7 @@ def _package(name: str, folder: Path, seen: set[int]) -> str:
         for node in stub.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
-        if node.level  # not of other packages
+        if not (node.level == 0 or alias.name == "annotations")
     ]
     pieces = [f"## {name}", _markdown(module.__doc__)]
     for (
@@ -206,28 +223,35 @@ def _attributes(value: type) -> dict[str, str]:
 
 
 def _signature(name: str, value: Any) -> str:
-    if hasattr(value, "model_rebuild"):  # tables are built where they are first used
-        value.model_rebuild()
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    if hasattr(value, "model_fields"):  # the page of keys has their types
-        bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
-        signature = inspect.Signature(bare)
-    text = _plain(f"{name}{signature}")
+    hint = signature.return_annotation
+    if inspect.isclass(value) and issubclass(value, BaseModel):
+        signature, hint = _fields(value), inspect.Signature.empty
+    parameters = [*_parameters(signature)]
+    returned = "" if hint in (inspect.Signature.empty, None, "None") else f" -> {_hint(hint)}"
+    text = f"{name}({', '.join(parameters)}){returned}"
     if len(text) > LONGEST_LINE:
-        returned = text.rpartition(") -> ")[2] if ") -> " in text else ""
-        parameters = ",\n    ".join(map(str, _parameters(signature)))
-        text = f"{name}(\n    {parameters},\n)" + (f" -> {returned}" if returned else "")
+        text = f"{name}(\n    {f',{chr(10)}    '.join(parameters)},\n){returned}"
     return f"```text\n{text}\n```"
 
 
-def _plain(text: str) -> str:
-    """Return a signature without quotes around annotations, package names and addresses."""
-    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text).replace("gossamer.", "")
-    text = re.sub(r"<function (\w+) at \w+>", r"\1", text)
-    return re.sub(r"<factory>|<object object at \w+>|<function .*?<lambda> at \w+>", "…", text)
+def _fields(model: type[BaseModel]) -> inspect.Signature:
+    """Return the keyword arguments of a pydantic model: pydantic's own signature shows how it checks them."""
+    model.model_rebuild()
+    return inspect.Signature(
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=field.annotation,
+            default=inspect.Parameter.empty
+            if field.is_required()
+            else field.get_default(call_default_factory=True),
+        )
+        for name, field in model.model_fields.items()
+    )
 
 
 def _parameters(signature: inspect.Signature) -> Iterator[str]:
@@ -236,7 +260,44 @@ def _parameters(signature: inspect.Signature) -> Iterator[str]:
         if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
             keyword_only = True
             yield "*"
-        yield _plain(str(parameter))
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        keyword_only = keyword_only or stars == "*"
+        hint, default = parameter.annotation, parameter.default
+        text = stars + parameter.name
+        text += "" if hint is parameter.empty else f": {_hint(hint)}"
+        equals = "=" if hint is parameter.empty else " = "
+        yield text + ("" if default is parameter.empty else f"{equals}{_default(default)}")
+
+
+def _hint(hint: Any) -> str:
+    """Return a type hint as one writes it: without what pydantic checks, and without package names."""
+    origin, inner = get_origin(hint), [*get_args(hint)]
+    if isinstance(hint, str):
+        return hint.strip("'\"").replace("gossamer.", "")
+    if isinstance(hint, list):  # the arguments of a Callable
+        return f"[{', '.join(map(_hint, hint))}]"
+    if hint is None or hint is type(None):
+        return "None"
+    if hint is Ellipsis:
+        return "..."
+    if origin is Annotated:
+        return _hint(inner[0])
+    if origin in (Union, UnionType):
+        return " | ".join(map(_hint, inner))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, inner))}]"
+    name = getattr(origin or hint, "__name__", str(hint))
+    return f"{name}[{', '.join(map(_hint, inner))}]" if inner else name
+
+
+def _default(value: Any) -> str:
+    """Return a default as text, without addresses in memory."""
+    if inspect.isfunction(value):
+        return "…" if value.__name__ == "<lambda>" else value.__name__
+    if isinstance(value, BaseModel):
+        return f"{type(value).__name__}()"
+    text = repr(value).replace("gossamer.", "")
+    return "…" if re.search(r"<factory>|<.* at 0x\w+>", text) else text
 
 
 def _one_line(text: str | None) -> str:
@@ -268,7 +329,9 @@ def _paragraph(text: str) -> str:
 
 # --- Sphinx -------------------------------------------------------------------------------------------
 
-GENERATORS: dict[str, Callable[[], str]] = {"keys": keys, "commands": commands, "python": python}
+GENERATORS: dict[str, Callable[[], str]] = {
+    "keys": keys, "commands": commands, "datasets": datasets, "python": python,
+}  # fmt: skip
 
 
 def _fill(app: Sphinx, page: str, source: list[str]) -> None:

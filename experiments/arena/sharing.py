@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -181,11 +180,9 @@ class AutoSharing:
         """Return the plan that follows, made by the first peer; mean: the statistics as it knows them."""
         plan, planner, peers = self.plan, self._planner, len(self._members)
         statistics = Statistics(plan.layout, mean, spread=plan.spread)
-        if planner.must_wait(plan, statistics, self._round, peers, MIN_PEERS):
-            return planner.prolonged(plan, self._round)
-        if plan.deciding and not (plan.spread or plan.candidates) and self._members[0].is_slow:
-            return planner.next_with_slow_spread(plan)
-        return planner.next(replace(plan, until=self._round), statistics)
+        is_slow = self._members[0].is_slow
+        following = planner.next_if_measured(plan, statistics, self._round, peers, is_slow)
+        return following or planner.prolonged(plan, self._round)
 
 
 class _TrackedMean:

@@ -77,6 +77,7 @@ class VectorisedPushSum:
     dtype: of the estimates; by default float64.
     on_trained: called as (peers, times) when some peers have done their local steps, each before its push; it
         may change the peers' estimates. Peers must not come and go then.
+    on_credit: called with some peers before mass is added to theirs.
 
     `estimates` are the peers' current estimates of the average, and `weights` their weights. A weight is 0 if
     the peer is offline, or has arrived and not received a transfer yet; its estimate is then meaningless.
@@ -98,6 +99,7 @@ class VectorisedPushSum:
         threads: int = 1,
         dtype: type[np.floating[Any]] = np.float64,
         on_trained: Callable[[Ints, Floats], None] | None = None,
+        on_credit: Callable[[Ints], None] = lambda peers: None,
     ):
         if values.ndim != 2 or len(values) != len(graph):
             raise ValueError(
@@ -117,7 +119,7 @@ class VectorisedPushSum:
         self._injected, self._died = Tally(coordinates), Tally(coordinates)
         self._injected.add(self.estimates, self.weights)
         self._rows, self._pool = Rows(self.estimates, threads), Pool(coordinates, dtype=dtype)
-        self._on_trained = on_trained
+        self._on_trained, self._on_credit = on_trained, on_credit
         self._clock = None if on_trained is None else Clock(self.world, np.arange(peers))
         self._share = share_rule(fraction)
         self._timetable = Timetable(self.world, graph, fanout=fanout)
@@ -249,6 +251,7 @@ class VectorisedPushSum:
         share = transfers.share[index][has_weight]
         before = self.weights[peer]
         after = before + share
+        self._on_credit(peer)
         self._rows.mix(peer, self._pool.values, row, share / after)
         self.credits[peer] += 1
         self.weights[peer] = after

@@ -136,14 +136,20 @@ class ArrayJobs:
         self._private_before = parameters[:, self._private].clone()
         values = parameters[:, self._shared].numpy()
         self.push_sum = VectorisedPushSum(
-            values, dtype=values.dtype.type, on_trained=self._finish, **options
+            values,
+            dtype=values.dtype.type,
+            on_trained=self._finish,
+            on_credit=self._keep_start,
+            **options,
         )
         self._values = torch.from_numpy(self.push_sum.estimates)
         self._is_due, self._report = is_due, report
         self.rounds = np.zeros(peers, np.int64)
         # Of each peer's present job: the values and the number of credited transfers with which it began,
         # when it began, whether a test is due before it, and whether it is computed (trained, not finished).
-        self._start_values = self._values.clone()
+        # The values are kept from the first credit on. Until then they are the peer's values, and until the
+        # job is computed, they are the parameters of its network.
+        self._start_values = torch.empty_like(self._values)
         self._start_credits = self.push_sum.credits.copy()
         self._start_times = np.zeros(peers)
         self._is_test_due = np.zeros(peers, bool)
@@ -185,16 +191,16 @@ class ArrayJobs:
         """Finish the jobs of some peers: add their changes to the peers' values, and begin the next jobs."""
         if not self._computed[peers].all():
             self._train(np.flatnonzero(~self._computed))
-        # Whether mass was credited during the job. If not, the values are those that training has left.
-        is_mixed = self.push_sum.credits[peers] != self._start_credits[peers]
+        # A peer without credits during its job has the values that training has left.
+        is_mixed = self._is_mixed(peers)
         for rows, mixed in ((peers[~is_mixed], False), (peers[is_mixed], True)):
             for block in torch.from_numpy(rows).split(_BLOCK_ROWS):
                 after = self._parameters.index_select(0, block)[:, self._shared]
                 if mixed:
                     after -= self._start_values.index_select(0, block)
                     after += self._values.index_select(0, block)
+                    self._write_parameters(block, after)
                 self._values.index_copy_(0, block, after)
-                self._start_values.index_copy_(0, block, after)
         for peer, time in zip(peers.tolist(), times.tolist(), strict=True) if self._tests else ():
             if (test := self._tests.pop(peer, None)) is not None:
                 self._tests_to_report.append((time, peer, test))
@@ -204,14 +210,24 @@ class ArrayJobs:
         self._start_times[peers] = times
         self._is_test_due[peers] = self._is_due(peers, times, self.rounds[peers])
 
+    def _is_mixed(self, peers: np.ndarray) -> np.ndarray:
+        """Return whether mass was credited to some peers since their jobs began."""
+        return self.push_sum.credits[peers] != self._start_credits[peers]
+
+    def _keep_start(self, peers: np.ndarray) -> None:
+        """Keep the values with which jobs began, of peers that are about to get their first credit."""
+        for block in torch.from_numpy(peers[~self._is_mixed(peers)]).split(_BLOCK_ROWS):
+            self._start_values.index_copy_(0, block, self._values.index_select(0, block))
+
+    def _write_parameters(self, peers: torch.Tensor, values: torch.Tensor) -> None:
+        """Write values of the shared model into the networks of some peers."""
+        if isinstance(self._shared, slice):
+            self._parameters[:, self._shared].index_copy_(0, peers, values)
+        else:
+            self._parameters[peers[:, None], self._shared] = values
+
     def _run_due_tests(self, peers: np.ndarray) -> None:
-        """Write the values with which jobs began into the networks, and run the tests that are due."""
-        for block in torch.from_numpy(peers).split(_BLOCK_ROWS):
-            start = self._start_values.index_select(0, block)
-            if isinstance(self._shared, slice):
-                self._parameters[:, self._shared].index_copy_(0, block, start)
-            else:
-                self._parameters[block[:, None], self._shared] = start
+        """Run the tests that are due before the jobs of some peers, which are not computed yet."""
         due = peers[self._is_test_due[peers]].tolist()
         for peer, metrics in zip(due, self._arena.test(due), strict=True):
             self._tests[peer] = PeerTestResult(

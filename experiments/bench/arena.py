@@ -268,6 +268,8 @@ def rounds(workload: Workload, repeats: int = REPEATS) -> Row:
 
 PEAK_SIZE = 1024
 """Rows and columns of the matrices whose product measures the peak."""
+PEAK_FLOPS = 2 * PEAK_SIZE**3
+"""Multiplications and additions of that product."""
 COPIED_BYTES = 64 << 20
 """The size of the tensors whose copy measures the memory: larger than the caches."""
 
@@ -280,16 +282,12 @@ def share_of_peak(workload: Workload, repeats: int = REPEATS) -> Row:
     """
     swarm = Arena(workload.learners(workload.data()), mixing=workload.mix(), threads=THREADS)
     workers = Workers(THREADS)
-    operands = [torch.rand(3, PEAK_SIZE, PEAK_SIZE) for _ in range(THREADS)]
     memory = [torch.rand(2, COPIED_BYTES // 8) for _ in range(THREADS)]
     products = BareProducts(workload)
 
     def stacked() -> None:
         swarm.train()
         swarm.average()
-
-    def large_products() -> None:
-        workers.run([partial(torch.mm, x, y, out=z) for x, y, z in operands])
 
     def copies() -> None:
         workers.run([partial(target.copy_, source) for target, source in memory])
@@ -299,9 +297,9 @@ def share_of_peak(workload: Workload, repeats: int = REPEATS) -> Row:
 
     with torch_threads(1):
         seconds, peak, copy, product = median_times(
-            (stacked, large_products, copies, bare), repeats=repeats
+            (stacked, large_products(THREADS), copies, bare), repeats=repeats
         )
-    flops_at_peak = THREADS * 2 * PEAK_SIZE**3 / peak
+    flops_at_peak = THREADS * PEAK_FLOPS / peak
     copied = THREADS * COPIED_BYTES / copy  # half as many bytes are read, and as many are written
     bound = products.flops / product / flops_at_peak
     moved = workload.bytes / seconds / copied
@@ -313,6 +311,13 @@ def share_of_peak(workload: Workload, repeats: int = REPEATS) -> Row:
     name = f"{workload.name}: share of the machine's peak"
     measured = workload.flops / seconds / 1e9
     return Row(name, "GFLOP/s", measured, flops_at_peak / 1e9, workload.wanted_share, note=note)
+
+
+def large_products(threads: int) -> Callable[[], object]:
+    """Return a function that computes one large matrix product on each of some threads."""
+    workers = Workers(threads)
+    operands = [torch.rand(3, PEAK_SIZE, PEAK_SIZE) for _ in range(threads)]
+    return lambda: workers.run([partial(torch.mm, x, y, out=z) for x, y, z in operands])
 
 
 class BareProducts:

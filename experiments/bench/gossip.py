@@ -33,7 +33,7 @@ from ...gossip import (
     topics,
 )
 from ...gossip.security import OVERHEAD, Admission, Identity, SwarmSecurity, invite
-from ...models import SgdLearner, SlicedNetwork, mlp
+from ...models import SCORE_EVERY, SgdLearner, SlicedNetwork, mlp
 from ...peer import Peer, Settings
 from . import PARAMETERS, Row, median_seconds, sliced_perceptron
 
@@ -166,7 +166,9 @@ def _row(layout: str, repeats: int) -> Row:
     x = torch.rand(SAMPLES, inputs, generator=generator)
     y = torch.randint(outputs, (SAMPLES,), generator=generator)
     network = SlicedNetwork(mlp(layout), {"global": layout.replace("=", "-")}, seed=0)
-    learner = SgdLearner(network, (x, y), (x, y), local_samples=SAMPLES, batch=10, rate=0.1)
+    learner = SgdLearner(
+        network, (x, y), (x, y), local_samples=SAMPLES, batch=10, rate=0.1, score_every=SCORE_EVERY
+    )
     own = network.read("global").numpy().copy()
     received = [own + 0.001 * (number + 1) for number in range(FANOUT)]
     mode = SteadyMode(

@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 ROUNDS = 3
 """Timed rounds of every simulator; one round before them warms up."""
+PRODUCTS = 9
+"""Timed large products, whose speed is the machine's peak."""
 TIMEOUT = 1800
 """Seconds after which a simulator is given up."""
 SIMULATORS: Mapping[str, str] = {
@@ -41,13 +43,21 @@ WANTED = (1.5, 6.0, 50.0)
 """How many times as fast a round is here as with the fastest of them, for each work."""
 
 
-def peers(environments: Mapping[str, Path] | None = None) -> list[Row]:
-    """Compare rounds of the arena with those of the simulators whose Python is given."""
+def peers(
+    environments: Mapping[str, Path] | None = None, workloads: Sequence[Workload] | None = None
+) -> list[Row]:
+    """Compare rounds of the arena with those of the simulators whose Python is given.
+
+    The notes say what share of the machine's peak each reaches: where a simulator reaches .66 of it, nothing
+    that does the same operations can be more than 1.5 times as fast. workloads: by default those of
+    `bench arena`.
+    """
     from . import Row
     from .arena import WORKLOADS
 
     given = environments or {}
-    works = [(*each, threads) for each in zip(WORKLOADS, WANTED, strict=True) for threads in (1, 2)]
+    works = zip(workloads or WORKLOADS, WANTED, strict=False)
+    works = [(*each, threads) for each in works for threads in (1, 2)]
     rows: list[Row] = []
     for workload, wanted, threads in works:
         times: dict[str, tuple[float, float]] = {}
@@ -61,6 +71,7 @@ def peers(environments: Mapping[str, Path] | None = None) -> list[Row]:
             except RuntimeError as error:
                 skipped[name] = str(error)
         wall, cpu = own_times(workload, threads) if times else (0.0, 0.0)
+        peaks = peak_flops(threads) if times else (0.0, 0.0)
         # Ray's workers are processes of their own, so Flower's processor time is not known.
         ratios = {
             name: (cpu, of_cpu) if threads == 1 and name != "flower" else (wall, of_wall)
@@ -72,12 +83,15 @@ def peers(environments: Mapping[str, Path] | None = None) -> list[Row]:
                 rows.append(Row(title, "s", note=skipped[name]))
                 continue
             own, other = ratios[name]
+            peak = peaks[own == cpu]
+            shares = [workload.flops / seconds / peak for seconds in (own, other)]
             fastest = min(ratios, key=lambda each: ratios[each][1]) == name
             rows.append(
                 Row(
                     title, "s of the processor" if own == cpu else "s", own, other,
                     wanted if fastest and threads == 1 else None, speedup=True,
-                    note=f"baseline: {name}{', the fastest of them' * fastest}",
+                    note=f"baseline: {name}{', the fastest of them' * fastest}; {shares[0]:.2f} of the "
+                    f"machine's peak, the baseline {shares[1]:.2f}",
                 )
             )  # fmt: skip
     return rows
@@ -96,6 +110,19 @@ def own_times(workload: Workload, threads: int = 1) -> tuple[float, float]:
             swarm.average()
             stamps.append(_stamp())
     return _medians(stamps)
+
+
+def peak_flops(threads: int = 1) -> tuple[float, float]:
+    """Return the operations a second of large matrix products: by the clock, and of the processor."""
+    from .arena import PEAK_FLOPS, large_products, torch_threads
+
+    products, stamps = large_products(threads), [_stamp()]
+    with torch_threads(1):
+        for _ in range(1 + PRODUCTS):
+            products()
+            stamps.append(_stamp())
+    wall, cpu = _medians(stamps)
+    return threads * PEAK_FLOPS / wall, threads * PEAK_FLOPS / cpu
 
 
 def run_simulator(

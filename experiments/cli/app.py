@@ -34,6 +34,7 @@ from .console import (
     YesOrNo,
     app,
     command,
+    help_text,
     load_torch,
     report_interruption,
     with_options,
@@ -64,7 +65,7 @@ called a partial model; all peers share it, or only some. Cells are a network's 
 units."""
 
 
-@app.callback(help=HELP)
+@app.callback(help=help_text(HELP))
 @with_options
 def _options(*, version: Version = False, debug: bool = False, threads: AtLeastOne = 1) -> None:
     """Set the options of all commands.
@@ -355,8 +356,7 @@ def _decide_claims(options: Mapping[str, Any], output: Output) -> None:
     from ..results import make_folder, write_bytes
 
     results = Path("results/paper")
-    folders = [results, Path("docs/papers")]
-    rows = claims.rows(folders)
+    rows = claims.rows([results, Path("docs/papers")])
     console.table(
         "the papers' claims",
         ["where", "claim", "verdict", "measured", "differs from the paper"],
@@ -367,7 +367,7 @@ def _decide_claims(options: Mapping[str, Any], output: Output) -> None:
         + [(each.origin, each.text, claims.CANNOT, each.reason, "") for each in claims.UNAVAILABLE],
     )
     folder = make_folder(output.out or results)
-    pictures = claims.draw_overview(make_folder(folder / "papers") / "overview", folders)[:1]
+    pictures = claims.draw_overview(make_folder(folder / "papers") / "overview", rows)[:1]
     pictures += claims.draw_figures(folder / "papers", rows)
     text = claims.page(rows, [picture.relative_to(folder).as_posix() for picture in pictures])
     write_bytes(folder / "papers.md", text.encode())
@@ -428,8 +428,12 @@ def _run_or_list(
 ) -> None:
     """Run the study of one entry, or list all entries: the body of `gossamer paper` and `gossamer study`."""
     if name.lower() == "list":
-        rows = [(entry.name, entry.origin, entry.title) for entry in entries.values()]
-        console.table(f"gossamer {command} NAME", ["name", "where", "what"], rows)
+        rows = [
+            (e.name, e.origin, e.title, f"{e.minutes:g}" if e.minutes else "")
+            for e in entries.values()
+        ]
+        header = ["name", "where", "what", "minutes per seed"]
+        console.table(f"gossamer {command} NAME", header, rows)
         return
     if name not in entries:
         what = "reproduction" if command == "paper" else command
@@ -551,10 +555,11 @@ def data_command(name: str | None = None) -> None:
     Args:
         name: A data set to load and describe; if left out, all names are listed.
     """
-    from ..data import load, names
+    from ..data import descriptions, load, names
 
     if name is None:
-        console.say("\n".join(names()))
+        rows = [(each, text, folder) for each, (text, folder) in descriptions().items()]
+        console.table("data sets", ["name", "what it is", "its folder in GOSSAMER_DATA"], rows)
         return
     if name in names() or ":" in name:
         load_torch()
@@ -594,12 +599,34 @@ def bench_command(
     main_bench(only, {"pfl": pfl, "flower": flower, "gossipy": gossipy})
 
 
-# These modules add their commands to `app` when they are imported; help lists them in this order.
+# These modules add their commands to `app` when they are imported.
 from . import assignment, explain, fuse, live, predict, slices, trust, views  # noqa: E402, F401
 
 app.add_typer(broker_app, name="broker")
 app.add_typer(topology_app, name="topology")
 app.add_typer(service_app, name="service")
+
+PANELS = {
+    "Live swarms": ("demo", "swarm", "join", "service", "broker"),
+    "Members of live swarms": ("enrol", "keygen", "invite", "revoke", "ban", "forget"),
+    "Look at swarms and results": ("status", "watch", "report", "assignment", "topology", "lab"),
+    "Networks": ("predict", "slices", "fuse"),
+    "Simulations": ("simulate", "sweep", "compare", "new", "examples", "explain", "data"),
+    "Research": ("paper", "study", "virtual", "bench"),
+}
+"""The commands as help lists them: in these panels, in this order."""
+
+
+def _arrange_help() -> None:
+    panels = {name: panel for panel, names in PANELS.items() for name in names}
+    order = [*panels]
+    for listed in (app.registered_commands, app.registered_groups):
+        listed.sort(key=lambda each: order.index(str(each.name)))
+        for each in listed:
+            each.rich_help_panel = panels[str(each.name)]
+
+
+_arrange_help()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

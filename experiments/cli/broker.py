@@ -10,15 +10,24 @@ import typer
 from ..errors import ConfigError
 from ..results import require_folder
 from . import console
-from .console import AtLeastOneIfGiven, command, command_help, with_options
-from .live import ConnectionOptions, Port, PortIfGiven
+from .console import (
+    AtLeastOneIfGiven,
+    Port,
+    PortIfGiven,
+    command,
+    command_group,
+    command_help,
+    with_options,
+)
+from .live import ConnectionOptions
 
 if TYPE_CHECKING:
     from ...peer import BrokerSettings, BrokerTls, RuleFiles
 
-broker_app = typer.Typer(
-    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
-)
+STORE = "store"
+"""The folder of retained messages in that of a swarm's rules: a revocation must outlive the broker."""
+
+broker_app = command_group(invoke_without_command=True)
 
 
 def broker_command(
@@ -58,14 +67,16 @@ def broker_command(
         tls_name: With --tls: another name or address by which devices reach this machine, for the
             certificate; repeat for more. The machine's own names and addresses are always included.
         user: NAME:PASSWORD of a user that may connect; repeat for more.
-        acl: Write access rules and passwords for a swarm into this folder, and enforce them.
+        acl: Write access rules and passwords for a swarm into this folder, and enforce them. Retained
+            messages are kept there too, in store.
         swarm: With --acl: the swarm's name.
         peer: With --acl: a peer's full name (label@id); repeat for more.
         observer: With --acl: the name of a user that may only read; repeat for more.
         discovery: With --acl: peers with `discovery = true` may appear in Home Assistant; name its user with
             --observer.
         enrolled: Serve the devices that gossamer enrol has enrolled in this folder, with their passwords
-            and with TLS; devices that are enrolled later may connect without a restart.
+            and with TLS; devices that are enrolled later may connect without a restart. Retained messages,
+            the list of revoked devices among them, are kept in its folder broker/store.
     """
     if context.invoked_subcommand is not None:
         return
@@ -108,6 +119,7 @@ def broker_command(
             tls=_certificates(tls, host, names),
             public_name=names[0] if names else None,
             rules=rules,
+            store=acl and acl / STORE,
         )
     if code := serve(settings, kind=program):
         raise typer.Exit(code)
@@ -215,6 +227,7 @@ def _settings_for_enrolled(
         tls=tls,
         public_name=address.host,
         rules=read_rules(files),
+        store=files / STORE,
     )
 
 

@@ -25,6 +25,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperCommand, TyperGroup
 
 from gossamer import __version__
 from gossamer.errors import GossamerError
@@ -151,16 +152,49 @@ def leave_report(
 
 # --- functions as commands --------------------------------------------------------------------------
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
+def _with_short_types(params: list[Any]) -> list[Any]:
+    """Let help list flags without `<bool>`, and options that are repeated as `<str>`, not `<list[str]>`."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+        elif getattr(param, "multiple", False):
+            param.metavar = "<str>"
+    return params
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _with_short_types(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _with_short_types(super().get_params(ctx))
+
+
+def command_group(**settings: Any) -> typer.Typer:
+    """Return a new group of commands; settings: those of typer.Typer."""
+    names = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(cls=_Group, context_settings=names, **settings)
+
+
+app = command_group(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _port(text: str) -> int:
+    """Return a port; typer's own check of a range would fill a third of the help's lines with it."""
+    if not str(text).isdecimal() or int(text) > LAST_PORT:
+        raise typer.BadParameter(f"{text} is not a port, 0 to {LAST_PORT}")
+    return int(text)
+
+
+LAST_PORT = 65535
+Port = Annotated[int, typer.Option(parser=_port, metavar="PORT")]
+PortIfGiven = Annotated[int | None, typer.Option(parser=_port, metavar="PORT")]
 Out = Annotated[Path | None, typer.Option("--out", "-o")]
-AtLeastOne = Annotated[int, typer.Option(min=1)]
-AtLeastOneIfGiven = Annotated[int | None, typer.Option(min=1)]
+AtLeastOne = Annotated[int, typer.Option(min=1, metavar="N")]
+AtLeastOneIfGiven = Annotated[int | None, typer.Option(min=1, metavar="N")]
 YesOrNo = Annotated[bool, typer.Option()]
 """An option that can be negated: `--shrink` and `--no-shrink`."""
 
@@ -193,7 +227,8 @@ def command(
 
     def add(function: Command) -> Command:
         begin = (lambda: say_begun(name)) if slow else None
-        of.command(name, help=command_help(function))(with_options(function, begin))
+        run = with_options(function, begin)
+        of.command(name, cls=_Command, help=command_help(function))(run)
         return function
 
     return add
@@ -201,7 +236,18 @@ def command(
 
 def command_help(function: Command) -> str:
     """Return the help of a command: its docstring without the parameters."""
-    return _parse_docstring(function)[0]
+    return help_text(_parse_docstring(function)[0])
+
+
+def help_text(text: str) -> str:
+    """Return a text for typer: paragraphs in one line, for the terminal to wrap; [brackets] escaped."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    is_prose = ["\n " not in each and "\n-" not in each for each in paragraphs]
+    lines = (
+        each.replace("\n", " ") if prose else each
+        for each, prose in zip(paragraphs, is_prose, strict=True)
+    )
+    return escape("\n\n".join(lines))
 
 
 def say_begun(name: str) -> None:
@@ -252,7 +298,7 @@ def _parameters(function: Callable[..., object]) -> Iterator[inspect.Parameter]:
             info = typer.Option(f"--{name.replace('_', '-')}")
         else:
             info = typer.Option()
-        info.help = info.help or texts.get(name)
+        info.help = help_text(info.help or texts.get(name) or "") or None
         yield parameter.replace(annotation=Annotated[hint, info])
 
 

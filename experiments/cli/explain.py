@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,17 +32,18 @@ def explain_command(key: str | None = None) -> None:
 
     Args:
         key: A key with or without its table (mode, gossip.mode), a table (gossip, methods.fedprox), or a
-            value of a key (dirichlet); if left out, all keys are listed by table.
+            value of a key (dirichlet); if left out, all keys are listed by table, each in one line.
     """
-    from ..config.reference import FILE_TITLES, explain, reference
+    from ..config.reference import explain, reference
 
     if key is None:
-        for file, title in FILE_TITLES.items():
-            console.say(title)
-            for table in reference():
-                if table.file == file:
-                    names = ", ".join(key.name for key in table.keys)
-                    console.say(_wrapped(f"{table.heading}: {names}", "  ", "      "))
+        tables = reference()
+        names = max(len(each.name) for table in tables for each in table.keys)
+        for table in tables:
+            console.say(table.place)
+            for each in table.keys:
+                console.say(_in_one_line(f"  {each.name:{names}}  ", each.text))
+            console.say("")
         console.say("gossamer explain KEY says more about a key or a table")
         return
     tables, entries = explain(key)
@@ -70,6 +72,13 @@ def _print_table(table: TableReference) -> None:
 def _print_key(key: Key) -> None:
     console.say(f"    values: {key.values}; default: {key.default}")
     console.say(_wrapped(key.text, "    ", "    "))
+
+
+def _in_one_line(start: str, text: str) -> str:
+    """Return the first sentence of a text, cut to the width of a line, after its start."""
+    sentence = " ".join(text.split()).partition(". ")[0].rstrip(".")
+    width = min(LINE, console.out.width) - len(start)
+    return start + textwrap.shorten(sentence, width, placeholder=" …", break_on_hyphens=False)
 
 
 def _wrapped(text: str, first: str, rest: str) -> str:
@@ -181,6 +190,9 @@ def show_swarm(
 def show_join(plan: JoinPlan, out: Option) -> None:
     """Print the settings of `gossamer join`."""
     rows = _peer_rows(plan.spec, plan.broker, plan.origins, {}) + _option_rows({"out": out})
+    if plan.origins["entry"] != "config":  # the arguments of a config's peers are the config
+        text = _text(plan.spec.arguments)
+        rows.insert(2, ("arguments", text, plan.origins.get("arguments", "default")))
     console.table(f"settings of {plan.spec.name}", HEADER, rows)
 
 
@@ -197,6 +209,7 @@ def _peer_rows(
     values = {key: getattr(spec, key) for key in SPEC_FIELDS}
     values |= {key: getattr(spec.settings, key) for key in keys_in_order(type(spec.settings))}
     values |= {key: getattr(broker, key) for key in ("url", *type(broker).model_fields)}
+    values["guards"] = "off" if spec.settings.bounds is None else asdict(spec.settings.bounds)
     values["url"] = without_passwords(broker.url)
     if broker.password is not None:
         values["password"] = HIDDEN_PASSWORD

@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from getpass import getuser
-from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gossamer.entry import import_from, require_module
 from gossamer.logs import log_to_stderr
 
 from ..errors import ConfigError
-from ..results import make_folder, require_folder, write_bytes
+from ..results import make_folder, write_bytes
 from . import console
-from .console import Out, Output, command, load_torch, report_interruption
+from .console import (
+    Out,
+    Output,
+    PortIfGiven,
+    command,
+    command_group,
+    load_torch,
+    report_interruption,
+)
 
 if TYPE_CHECKING:
     from ...peer import BrokerAddress, PeerSpec
-    from ..live.device import JoinConfig
+
+_log = logging.getLogger(__name__)
 
 OWN_BROKER = "mqtt://127.0.0.1"
 """A placeholder for the URL of the broker that the swarm would start, for --show-settings."""
 PASSWORD_VARIABLE = "GOSSAMER_BROKER_PASSWORD"
 """The environment variable that `broker_password` reads."""
-
-Port = Annotated[int, typer.Option(min=0, max=65535)]
-PortIfGiven = Annotated[int | None, typer.Option(min=0, max=65535)]
 
 
 # --- the connection to a broker ---------------------------------------------------------------------
@@ -290,7 +297,8 @@ def join_command(
         out: The folder for the checkpoint and the results; results/SWARM-NAME if left out.
         again: Start from the beginning, even if the peer has finished.
     """
-    from ..live.device import device_of, load_join
+    from ...gossip import without_passwords
+    from ..live.device import load_join
     from ..live.enrolment import Enrolment
 
     credentials = {
@@ -298,7 +306,8 @@ def join_command(
         "invitation": invitation and str(invitation),
         "owner": owner,
     }
-    device: JoinConfig | None = None
+    enrolled: Enrolment | None = None
+    folder = out
     if enrolment is not None:
         given = {"--broker": broker, "--swarm": swarm, "--name": name, **credentials}
         given |= {"--ca": connection.ca, "--password-file": connection.password_file}
@@ -308,48 +317,51 @@ def join_command(
             )
         enrolled = Enrolment.read(enrolment)
         swarm, broker = enrolled.swarm, enrolled.broker
-        out = out or Path("results") / f"{swarm}-{enrolled.label}"
-        files = enrolled.unpack(require_folder(out))
-        connection = dataclasses.replace(
-            connection, ca=files.get("ca"), password_file=files["password"]
-        )
-        credentials = {
-            "identity": str(files["identity"]),
-            "invitation": str(files["invitation"]),
-            "owner": enrolled.owner,
-        }
-        if config is None:
-            device, config = device_of(enrolled, entry, enrolment), enrolment
-        elif entry is not None:
+        folder = out or Path("results") / f"{swarm}-{enrolled.label}"
+        connection = dataclasses.replace(connection, ca=enrolled.paths(folder).get("ca"))
+        if config is None and entry is None:
+            raise ConfigError(
+                f"{enrolment}: does not say what the device learns: give --entry module:function, or "
+                "--config FILE"
+            )
+        if config is not None and entry is not None:
             raise ConfigError(
                 "join: give either --entry or --config, which names an entry point too"
             )
+        config = config or enrolment
     elif broker is None or swarm is None or config is None:
         raise ConfigError(
             "join: give the file that gossamer enrol wrote, NAME.gossamer, or --broker, --swarm and --config"
         )
     elif entry is not None:
         raise ConfigError("join: --entry is for an enrolment; write it into the file of --config")
-    # The file may name an entry point in a module beside it.
-    sys.path.insert(0, str(config.parent.resolve()))
+    else:
+        credentials["swarm"] = swarm
+    import_from(config.parent)  # the file may name an entry point in a module beside it
     plan = load_join(
-        config, connection.address(broker), join=device, name=name, network=network,
-        password_file=connection.password_file, swarm=swarm, replace=replace or None, **credentials,
+        config, connection.address(broker), entry=entry, enrolment=enrolled, folder=folder,
+        name=name, network=network, password_file=connection.password_file,
+        replace=replace or None, **credentials,
     )  # fmt: skip
     spec = plan.spec
-    default = Path("results") / f"{swarm}-{spec.name}"
+    folder = folder or Path("results") / f"{swarm}-{spec.name}"
     if show_settings:
         from .explain import show_join
 
-        show_join(plan, out=(out, default))
+        show_join(plan, out=(out, folder))
         return
-    load_torch()
-    from ...peer import ProcessSpec, run_guarded
-
-    folder = make_folder(out or default)
+    require_module(spec.entry)
+    make_folder(folder)
+    if enrolled is not None:
+        enrolled.unpack(folder)
     if not _may_start(folder, spec, again):
         return
     log_to_stderr(as_json=log_json)
+    url = without_passwords(plan.broker.url)
+    _log.info("peer %s: loading torch, then connecting to %s for swarm %s", spec.name, url, swarm)
+    load_torch()
+    from ...peer import ProcessSpec, run_guarded
+
     port = metrics.metrics_port
     served = None if port is None else (metrics.metrics_host, port)
     code = run_guarded(ProcessSpec(plan.broker, str(folder), [spec]), metrics=served)
@@ -363,6 +375,7 @@ def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
     """Return False, and print why, if the peer has finished. With --again, delete report and checkpoint."""
     report, checkpoint = folder / f"{spec.name}.report.json", folder / f"{spec.name}.checkpoint"
     if again:
+        load_torch()
         from ...peer import CheckpointLock
 
         lock = CheckpointLock(checkpoint)
@@ -396,16 +409,15 @@ def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
 
 # --- a device that systemd keeps running ------------------------------------------------------------
 
-service_app = typer.Typer(
-    no_args_is_help=True,
-    help="Keep a device's peer running, after crashes and reboots too.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+service_app = command_group(
+    no_args_is_help=True, help="Keep a device's peer running, after crashes and reboots too."
 )
 
 
 @command("install", of=service_app)
 def install_command(
     device: Path,
+    options: Annotated[list[str] | None, typer.Argument(metavar="-- JOIN-OPTIONS")] = None,
     *,
     entry: str | None = None,
     broker: str | None = None,
@@ -416,13 +428,15 @@ def install_command(
 ) -> None:
     """Write a unit with which systemd runs `gossamer join` on this device, and print how to start it.
 
-    systemd starts the peer at boot, again after a crash, and if it gives no sign of life for two minutes;
-    it does not where a person must act first (exit code 2), nor where another device has replaced this
-    one (exit code 4). It runs in the present folder, as `gossamer join` would here: run this where the
-    device's module is; results are written there too.
+    systemd starts the peer at boot, again after a crash, if it gives no sign of life for two minutes, and
+    if the broker was not there; it does not where a person must act first (exit code 2), nor where another
+    device has replaced this one (exit code 4). It runs in the present folder, as `gossamer join` would
+    here: run this where the device's module is; results are written there too.
 
     Args:
         device: The device's file: NAME.gossamer of gossamer enrol, or a TOML file.
+        options: Further options of gossamer join, after two dashes, as in
+            -- --config device.toml --metrics-port 9464 --log-json.
         entry: With NAME.gossamer: module:function that makes the device's learner.
         broker: With a TOML file: the broker's address.
         swarm: With a TOML file: the swarm's name.
@@ -439,6 +453,8 @@ def install_command(
         raise ConfigError(f"--memory {memory}: write a number with K, M, G or T, as in 512M")
     if device.suffix == ENDING:
         needs, not_used = {"--entry": entry}, {"--broker": broker, "--swarm": swarm}
+        if entry is None and "--config" in (options or []):
+            needs = {}  # that file names an entry point
         file = [str(device.resolve())]
     else:
         needs, not_used = {"--broker": broker, "--swarm": swarm}, {"--entry": entry}
@@ -452,11 +468,14 @@ def install_command(
                 f"{device}: leave out {option}, which gossamer join does not take here"
             )
     if entry is not None:
-        _require_module(entry.partition(":")[0].partition(".")[0], device)
-    options = [word for option, value in needs.items() if value for word in (option, value)]
+        import_from(device.parent)
+        require_module(entry)
+    words = [*file, *(word for pair in needs.items() for word in pair if word), *(options or [])]
+    commands: Any = typer.main.get_command(console.app)
+    commands.commands["join"].make_context("gossamer join", list(words))  # refuses what join would
     unit = unit_text(
         f"Gossamer peer of {device.name}",
-        [sys.executable, "-m", "gossamer", "join", *file, *options],
+        [sys.executable, "-m", "gossamer", "join", *words],
         Path.cwd(),
         user=user or getuser(),
         memory=memory,
@@ -467,13 +486,3 @@ def install_command(
     start = f"sudo systemctl enable --now {path.stem}"
     console.say(f"start it with: sudo cp {path} /etc/systemd/system/ && {start}")
     console.say(f"its log: journalctl -u {path.stem} -f")
-
-
-def _require_module(name: str, device: Path) -> None:
-    """Raise ConfigError if a service that runs in the present folder would not find a device's module."""
-    places = [str(Path.cwd()), str(device.resolve().parent), *sys.path]
-    if PathFinder.find_spec(name, places) is None:
-        raise ConfigError(
-            f"--entry: there is no module {name!r} in this folder, beside {device} or installed: run this "
-            f"command where {name}.py is"
-        )

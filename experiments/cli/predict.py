@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import zipfile
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import ConfigError
+from . import console
 from .console import command, load_torch
 
 if TYPE_CHECKING:
@@ -59,16 +62,29 @@ def predict_command(
         raise ConfigError(f"{name} returned a {type(learner).__name__}, not a learner")
     learner.network.load(network)
     learner.network.module.eval()
-    for path, array in files:
-        outputs = _outputs(learner, array, path)
+    answers = [(path, _outputs(learner, array, path)) for path, array in files]
+    console.warn(f"{network}: {_age(about, time.time())}")
+    for path, outputs in answers:
         classes, scores = predicted_classes(learner, outputs), predicted_scores(learner, outputs)
         for row, (label, score) in enumerate(zip(classes.tolist(), scores.tolist(), strict=True)):
             if as_json:
                 line = {"file": str(path), "row": row, "class": label, "score": score}
-                line |= {"outputs": outputs[row].tolist(), "round": about["round"]}
+                line |= {"outputs": outputs[row].tolist()}
+                line |= {"round": about["round"], "written": about["time"]}
                 sys.stdout.write(json.dumps(line) + "\n")
             else:
                 sys.stdout.write(f"{path}:{row}: class {label}, score {score:.3f}\n")
+
+
+def _age(about: dict[str, Any], now: float) -> str:
+    """Return of which round a network is, and how long ago it was written."""
+    try:
+        seconds = now - datetime.fromisoformat(about["time"]).timestamp()
+    except ValueError:
+        return f"network of round {about['round']}"
+    ages = {"days": 86400, "hours": 3600, "min": 60, "s": 1}
+    unit = next((unit for unit, size in ages.items() if seconds >= 2 * size), "s")
+    return f"network of round {about['round']}, written {seconds / ages[unit]:.0f} {unit} ago"
 
 
 def _outputs(learner: Learner, array: np.ndarray[Any, Any], path: Path) -> Tensor:
@@ -86,9 +102,13 @@ def _outputs(learner: Learner, array: np.ndarray[Any, Any], path: Path) -> Tenso
         with torch.no_grad():
             outputs = learner.network(values)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
+        given = " x ".join(map(str, values.shape[1:]))
+        if shape is None:
+            reason = " ".join(str(error).split())
+        else:
+            reason = f"it was trained with {' x '.join(map(str, shape))}"
         raise ConfigError(
-            f"{path}: inputs of shape {tuple(values.shape[1:])} do not fit the network: {reason}"
+            f"{path}: inputs of {given} numbers do not fit the network: {reason}"
         ) from None
     if outputs.ndim != 2:
         raise ConfigError(

@@ -9,7 +9,7 @@ import typer
 
 from ..results import Results
 from . import console
-from .console import AtLeastOne, AtLeastOneIfGiven, Output, command, load_torch
+from .console import AtLeastOne, AtLeastOneIfGiven, Output, command, command_group, load_torch
 
 if TYPE_CHECKING:
     from ...topology import Rule
@@ -33,10 +33,9 @@ Weights = Annotated[
 ]
 YesNoOrNeither = Annotated[bool | None, typer.Option("--learn/--no-learn")]
 
-topology_app = typer.Typer(
+topology_app = command_group(
     no_args_is_help=True,
     help="Analyse and compare graphs of peers: how fast a swarm averages on them, and what breaks them.",
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

@@ -185,8 +185,9 @@ def revoke_command(
         write_atomically(path, data)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
-    peers, invitations = len(revocations.peers), len(revocations.invitations)
-    console.say(f"list {revocations.number}: {peers} peers, {invitations} invitations")
+    lengths = {"peer": len(revocations.peers), "invitation": len(revocations.invitations)}
+    listed = ", ".join(f"{length} {what}{'s' * (length != 1)}" for what, length in lengths.items())
+    console.say(f"list {revocations.number}: {listed}")
     console.print_written([path])
     if transport is None:
         console.warn("not published: peers learn of it when the command is repeated with --broker")

@@ -10,7 +10,16 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,20 +37,23 @@ from rich.text import Text
 from ..errors import ConfigError
 from ..results import find_run, require_folder
 from . import console
-from .console import command
-from .live import PASSWORD_VARIABLE, ConnectionOptions, MetricsOptions, Port
+from .console import Port, command
+from .live import PASSWORD_VARIABLE, ConnectionOptions, MetricsOptions
 
 if TYPE_CHECKING:
     from ...gossip import MqttTransport
-    from ...peer import BrokerAddress, ObservedPeer, Observer, Problem, SwarmState
+    from ...peer import BrokerAddress, ObservedPeer, Observer, Problem, SwarmState, TimelineEvent
     from ..page import Source
 
-CONNECT_SECONDS = 20.0
-"""Seconds in which the broker must answer."""
 REFRESH = 1.0
 """Seconds between two looks with --follow."""
 SHOWN_EVENTS = 8
 """Events of the timeline that are shown, the latest ones."""
+REASON_WIDTH = 26
+"""The least width of the last column of the table of peers, which says what a peer does, or why not."""
+ID_LETTERS = 4
+"""Letters of a peer's id that are shown on a narrow terminal."""
+DATE = "%Y-%m-%d %H:%M:%S"
 NEEDS_A_PERSON = 1
 """The exit code if something needs a person."""
 
@@ -68,20 +80,16 @@ def _observer(
 
 @contextlib.asynccontextmanager
 async def _connected(observer: Observer, transport: MqttTransport) -> AsyncIterator[None]:
-    """Connect an observer, and wait until it knows the swarm; ConfigError if the broker does not answer."""
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            await observer.__aenter__()
-    except TimeoutError:
-        raise ConfigError(
-            f"{transport.address}: no answer within {CONNECT_SECONDS:g} s; is it the broker's address, and "
-            "does the broker run?"
-        ) from None
-    try:
+    """Connect an observer, and wait until it knows the swarm; ConfigError if the broker falls silent."""
+    async with observer:
         await observer.settle()
+        if not observer.connected:
+            why = observer.connection_problem
+            raise ConfigError(
+                f"{transport.address}: the connection was lost at once{': ' * bool(why)}{why}; is that "
+                "an MQTT broker?"
+            )
         yield
-    finally:
-        await observer.__aexit__(None, None, None)
 
 
 # --- in a browser -----------------------------------------------------------------------------------
@@ -305,7 +313,7 @@ def status_command(
         swarm: The swarm's name.
         owner: The public key of the swarm's owner, gossamer-ed25519:…, for a swarm with trust: without it,
             peers' signatures are checked, but not whether they were invited.
-        follow: Stay, and show what changes, until Ctrl-C.
+        follow: Stay, and show what changes, until Ctrl-C: in the tables on a terminal, else in one line each.
         as_json: Print all of it as one line of JSON; with --follow, a line whenever something has changed.
         quiet: Print only what needs a person; for cron.
     """
@@ -378,24 +386,67 @@ class _Show:
         """Print the state whenever it has changed, until cancelled."""
         from ...peer import find_problems
 
-        is_table = not (self._as_json or self._quiet)
+        is_table = console.out.is_terminal and not (self._as_json or self._quiet)
         live = Live(console=console.out, auto_refresh=False) if is_table else None
-        last = ""
+        changes, last, lost = ChangeLog(only_problems=self._quiet), "", ""
         with live if live is not None else contextlib.nullcontext():
             while True:
                 observer.check()
                 state, now = observer.swarm, time.time()
                 problems = find_problems(state, now)
+                # There is no cause while the next attempt is made.
+                lost = "" if observer.connected else observer.connection_problem or lost
                 if live is not None:
-                    title = observer.connection_problem
-                    live.update(_picture(state, problems, now, title), refresh=True)
+                    live.update(_picture(state, problems, now, lost), refresh=True)
+                elif self._as_json:
+                    line = _as_line(state, problems)
+                    if line != last:
+                        console.say(line)
+                    last = line
                 else:
-                    lines = [_as_line(state, problems)] if self._as_json else []
-                    text = "\n".join(lines or [problem.text for problem in problems])
-                    if text and text != last:
-                        console.say(text)
-                    last = text
+                    for line in changes.lines(state, problems, now, lost):
+                        console.say(line)
                 await asyncio.sleep(REFRESH)
+
+
+class ChangeLog:
+    """What changes in a swarm, as lines for a log.
+
+    only_problems: leave out all but what needs a person, and leave out the times.
+    """
+
+    def __init__(self, *, only_problems: bool = False) -> None:
+        self._only_problems = only_problems
+        self._headline = ""
+        self._events: frozenset[TimelineEvent] = frozenset()
+        self._problems: frozenset[tuple[str, str, str]] = frozenset()
+        self._lost = ""
+
+    def lines(
+        self, state: SwarmState, problems: Sequence[Problem], now: float, lost: str = ""
+    ) -> list[str]:
+        """Return what has changed since the last call; lost: why the broker cannot be reached."""
+        found = {(each.kind, each.peer, each.model): each.text for each in problems}
+        new = [text for key, text in found.items() if key not in self._problems]
+        if self._only_problems:
+            self._problems = frozenset(found)
+            return new
+        lines = [(now, line) for line in [_headline(state, "")] if not self._headline]
+        self._headline = self._headline or _headline(state, "")
+        lines += [
+            (event.time, f"{event.peer} {event.text}")
+            for event in sorted(state.timeline, key=lambda event: event.time)
+            if event not in self._events
+        ]
+        lines += [(now, f"needs a person: {text}") for text in new]
+        if self._problems and not found:
+            lines.append((now, "nothing needs a person any more"))
+        if bool(lost) != bool(self._lost):
+            again = "the broker is reached again"
+            lines.append((now, f"the broker cannot be reached: {lost}" if lost else again))
+        self._events, self._problems = frozenset(state.timeline), frozenset(found)
+        self._lost = lost
+        return [f"{time.strftime(DATE, time.localtime(when))}  {line}" for when, line in lines]
 
 
 def _as_line(state: SwarmState, problems: list[Problem]) -> str:
@@ -408,20 +459,25 @@ def _picture(
 ) -> Group:
     """Return the tables of peers, models and events, and what needs a person."""
     parts: list[Table | Text] = [Text(_headline(state, connection_problem), style="bold")]
-    parts.append(_peer_table(state, now))
-    if (models := _model_table(state)).row_count:
+    peers, names = _peer_table(state, now, console.out.width)
+    parts.append(peers)
+    if (models := _model_table(state, names)).row_count:
         parts.append(models)
     events = sorted(state.timeline, key=lambda event: event.time)[-SHOWN_EVENTS:]
     if events:
         parts.append(Text("latest events", style="bold"))
+        listed = Table.grid(padding=(0, 2))
         for event in events:
-            text = f"  {_clock(event.time, now)}  {event.peer} {event.text}"
-            parts.append(Text(text, overflow="ellipsis", no_wrap=True))
-        parts.append(Text(""))
+            text = f"{event.peer} {event.text}"
+            for name, short in names.items():
+                text = text.replace(name, short)
+            listed.add_row(f"  {_clock(event.time, now)}", Text(text))
+        parts += [listed, Text("")]
     for problem in problems:
         parts.append(Text(f"needs a person: {problem.text}", style="bold red"))
     if not problems:
-        parts.append(Text("nothing needs a person", style="green"))
+        yet = any(peer.presence == "offline" for peer in state.peers.values())
+        parts.append(Text(f"nothing needs a person{' yet' * yet}", style="green"))
     return Group(*parts)
 
 
@@ -439,58 +495,100 @@ def _headline(state: SwarmState, connection_problem: str) -> str:
 _ORDER = ("online", "offline", "lost", "unknown", "dead", "left")
 
 
-def _peer_table(state: SwarmState, now: float) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("peer", min_width=4, no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("since", no_wrap=True)
+def _peer_table(state: SwarmState, now: float, width: int) -> tuple[Table, dict[str, str]]:
+    """Return the table of peers, and how it names them.
+
+    If it is too wide, names are shortened first; then the columns that matter least are left out.
+    """
     summaries = [peer.summary for peer in state.peers.values() if peer.summary is not None]
     named = console.metric_columns(summary.named_metrics for summary in summaries)
-    for name in ("round", "behind", "accuracy", *named, "neighbours", "MB in", "MB out"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if state.is_signed:
-        table.add_column("checked", no_wrap=True)
-    table.add_column("why, or what it does")
     rounds = [p.round for p in state.peers.values() if p.is_present and p.round is not None]
     middle = median(rounds) if rounds else 0.0
     peers = sorted(state.peers.values(), key=lambda p: (_ORDER.index(p.presence), p.name))
-    for peer in peers:
-        style = _COLOURS.get(peer.presence, "dim")
-        cells = [escape(peer.name), f"[{style}]{peer.presence}[/]", _since(peer, now)]
-        cells += _progress(peer, middle, named)
-        if state.is_signed:
-            cells.append(peer.checked)
-        table.add_row(*cells, escape(_doing(peer)))
+    rows = [_cells(peer, now, middle, named) for peer in peers]
+    columns = ["peer", "state", "since", "round", "behind", "accuracy", *named, *_TRAFFIC]
+    columns += ["checked"] * state.is_signed + [_WHY]
+    least = [*reversed(_TRAFFIC), "behind", *reversed(named), "checked", "accuracy"]
+    names = {peer.name: peer.name for peer in peers}
+    while _least_width(table := _table_of(columns, rows, names)) > width:
+        if names != (short := short_names(names)):
+            names = short
+        elif dropped := next((column for column in least if column in columns), None):
+            columns.remove(dropped)
+        else:
+            table.columns[-1].min_width = None  # a very narrow terminal
+            break
+    return table, names
+
+
+_TRAFFIC = ("neighbours", "MB in", "MB out")
+_WHY = "why, or what it does"
+
+
+def _table_of(
+    columns: Sequence[str], rows: Sequence[Mapping[str, str]], names: Mapping[str, str]
+) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for column in columns[:-1]:
+        is_text = column in ("peer", "state", "since", "checked")
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
+    longest = max(len(each) for each in (_WHY, *(row[_WHY] for row in rows)))
+    table.add_column(_WHY, min_width=min(longest, REASON_WIDTH))
+    for row in rows:
+        styles = {"state": _COLOURS.get(row["state"], "dim")}
+        shown = {**row, "peer": names[row["peer"]]}
+        table.add_row(*(Text(shown[column], styles.get(column, "")) for column in columns))
     return table
 
 
-def _progress(peer: ObservedPeer, middle: float, named: Sequence[str]) -> list[str]:
-    """Return the cells that a summary fills: round, behind, accuracy, named metrics, neighbours, traffic."""
+def _least_width(table: Table) -> int:
+    """Return the width below which cells of a table would be cut."""
+    unlimited = console.out.options.update(width=10_000)
+    return table.__rich_measure__(console.out, unlimited).minimum
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Return a short name for each name LABEL@ID: with as many letters of the id as tell them apart."""
+    full, letters = list(names), ID_LETTERS
+
+    def cut(name: str) -> str:
+        label, at, number = name.rpartition("@")
+        return f"{label}{at}{number[:letters]}…" if at and len(number) > letters + 1 else name
+
+    while len({cut(name) for name in full}) < len(full):
+        letters += 1
+    return {name: cut(name) for name in full}
+
+
+def _cells(peer: ObservedPeer, now: float, middle: float, named: Sequence[str]) -> dict[str, str]:
+    """Return a peer's cells, by column; middle: the median round of all peers that are present."""
+    cells = {"peer": peer.name, "state": peer.presence, "since": _since(peer, now)}
+    cells |= {"checked": peer.checked, _WHY: _doing(peer, now)}
     summary = peer.summary
     if summary is None:
-        return [""] * (6 + len(named))
+        return cells | dict.fromkeys(["round", "behind", "accuracy", *named, *_TRAFFIC], "")
     total = "" if summary.rounds is None else f"/{summary.rounds}"
     lag = middle - summary.round if peer.is_present else 0
-    accuracy = summary.metrics.get("accuracy", 0.0)
-    return [
-        f"{summary.round}{total}",
-        f"{lag:.0f}" if lag >= 1 else "",
-        ""
-        if "accuracy" not in summary.metrics
-        else "nan"
-        if accuracy is None
-        else f"{accuracy:.3f}",
-        *console.metric_cells(summary.named_metrics, named),
+    (accuracy,) = console.metric_cells(summary.metrics, ["accuracy"])
+    traffic = (
         str(summary.neighbour_count) if peer.is_present else "",
         f"{summary.received_bytes / 1e6:.1f}",
         f"{summary.sent_bytes / 1e6:.1f}",
-    ]
+    )
+    cells |= {"round": f"{summary.round}{total}", "behind": f"{lag:.0f}" if lag >= 1 else ""}
+    cells |= {"accuracy": accuracy} | dict(zip(_TRAFFIC, traffic, strict=True))
+    return cells | dict(zip(named, console.metric_cells(summary.named_metrics, named), strict=True))
 
 
-def _doing(peer: ObservedPeer) -> str:
+def _doing(peer: ObservedPeer, now: float) -> str:
     """Return what a peer does, or why it does not."""
+    from ...peer import LEASE_MARGIN, duration
+
     if peer.problem:
         return peer.problem
+    if peer.presence == "offline" and peer.last_heard is not None:
+        left = peer.last_heard + LEASE_MARGIN * peer.lease - now
+        return f"{peer.reason}; given up in {duration(max(0.0, left))} unless it returns"
     if peer.presence != "online":
         return peer.reason
     state = peer.phase if peer.summary is None else peer.summary.state.replace("_", " ")
@@ -498,8 +596,8 @@ def _doing(peer: ObservedPeer) -> str:
     return f"{state}, waits for {', '.join(waiting)}" if waiting else state
 
 
-def _model_table(state: SwarmState) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _model_table(state: SwarmState, names: Mapping[str, str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("partial model", no_wrap=True)
     for name in ("members", "count", "disagreement", "weights"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -517,16 +615,16 @@ def _model_table(state: SwarmState) -> Table:
             str(len(model.counting)),
             "" if distance is None else f"{distance:.1e}",
             "" if weights is None else f"{weights[0]:.2f} to {weights[1]:.2f}",
-            *([escape(_who(model.members, present))] if names_some else []),
+            *([escape(_who(model.members, present, names))] if names_some else []),
         )
     return table
 
 
-def _who(members: Collection[str], present: Collection[str]) -> str:
+def _who(members: Collection[str], present: Collection[str], names: Mapping[str, str]) -> str:
     """Return the members of a partial model, if they are not all peers."""
     if not {*present} - {*members}:
         return "all"
-    return ", ".join(sorted(members, key=lambda name: (len(name), name)))
+    return ", ".join(names[each] for each in sorted(members, key=lambda name: (len(name), name)))
 
 
 def _since(peer: ObservedPeer, now: float) -> str:

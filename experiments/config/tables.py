@@ -186,8 +186,8 @@ class Network(SettingsTable):
     layout: str = DEFAULT_LAYOUT
     """Cells per layer: `784=300=100=10` for a perceptron, `50<>400` for the associative network."""
     name: ReadyNetworkName | None = None
-    """The name of a ready network, used instead of a layout: see gossamer.models.READY_NETWORKS. It gets
-    samples in their own shape; a perceptron gets them flat."""
+    """The name of a ready network, used instead of a layout. It gets samples in their own shape; a perceptron
+    gets them flat."""
     entry: str | None = None
     """A function of your own instead, `my_module:make_net`, that returns a torch module. The module's file is
     in the folder of this config; the function gets `channels`, `size` and `classes` of the data set if it
@@ -377,7 +377,7 @@ class Gossip(GossipSettings, LifecycleSettings, LinkSettings):
     Live peers use all keys. Simulated peers use `exchanges`, `fraction`, `dtype`, `compress` and `drift` in
     virtual time (in a config with [time]). In lockstep they use the same keys without `fraction`, and only if
     they send messages: on a `topology`, or in the modes `rounds` and `server`; else the simulator computes
-    exact means. Most keys are settings of any peer.
+    exact means.
     """
 
     exchanges: Count | None = None
@@ -525,11 +525,11 @@ class Config(SharingSettings, Experiment):
     """With `sharing = "auto"`, in simulations: report the changes that would be made, and make none. Samples
     are held out all the same."""
     fednp: FedNPOptions | None = None
-    """Makes every peer train with FedNP; `gossamer explain fednp` lists its keys."""
+    """Makes every peer train with FedNP: an empty table, or one with its keys."""
     gossip: Gossip = Gossip()
     """How peers average, and how live peers wait and connect."""
     trust: TrustTable = Trust()
-    """How live peers authenticate each other: `trust = "swarm"`, or a table; see the class Trust."""
+    """How live peers authenticate each other: `trust = "swarm"`, or a table."""
     time: Time | None = None
     """Virtual time; without this table peers train and average in lockstep."""
     sweep: dict[str, Any] = {}

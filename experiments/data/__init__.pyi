@@ -8,6 +8,7 @@ from .dataset import keep_classes as keep_classes
 from .dataset import samples as samples
 from .dataset import standardise as standardise
 from .sources import DataError as DataError
+from .sources import descriptions as descriptions
 from .sources import load as load
 from .sources import load_once as load_once
 from .sources import load_or_stream as load_or_stream

@@ -19,6 +19,7 @@ from .sources import DataError, DataFiles
 
 _FOLDER = "cifar-10-batches-py"
 """The folder in the published archive."""
+_HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
 _BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 """The published files of training images."""
 _GRIDS = ("cifar10_train_0.webp", "cifar10_train_1.webp", "cifar10_test.webp")
@@ -30,19 +31,24 @@ def cifar10(files: DataFiles) -> Dataset:
 
     The python batches have 50000 training and 10000 test images, the grids 20000 and 10000.
     """
-    has_batches = files.find(f"{_FOLDER}/{_BATCHES[0]}", _BATCHES[0]) is not None
-    if has_batches or files.find(_GRIDS[0]) is None:
-        advice = "unpack the published cifar-10-python.tar.gz in one of these folders"
+    if files.find(f"{_FOLDER}/{_BATCHES[0]}", _BATCHES[0]) is not None:
+        advice = "other batches were found: unpack the archive again"
         *train, test = [
             read_batch(files.need(f"{_FOLDER}/{name}", name, advice=advice))
             for name in (*_BATCHES, "test_batch")
         ]
         x, y = (np.concatenate(batches) for batches in zip(*train, strict=True))
         return Dataset("cifar10", samples(x, y), samples(*test), 10)
-    train_1, train_2, test = [read_grid(files.need(name)) for name in _GRIDS]
-    y, test_y = files.arrays("cifar10_labels.npz", "train", "test")
+    advice = (
+        f"download its python version from {_HOME}, and unpack it in one of these folders, or set "
+        "GOSSAMER_DATA to the folder above cifar/"
+    )
+    if files.find(_GRIDS[0]) is None:
+        files.need(f"{_FOLDER}/{_BATCHES[0]}", advice=advice)
+    train_1, train_2, test = [read_grid(files.need(name, advice=advice)) for name in _GRIDS]
+    y, test_y = files.arrays("cifar10_labels.npz", "train", "test", advice=advice)
     train = samples(np.concatenate([train_1, train_2]), y)
-    note = "the first 20000 training images, all that these files have; the published batches have 50000"
+    note = f"the first 20000 training images, from pictures of them; {_FOLDER}/ has all 50000"
     return Dataset("cifar10", train, samples(test, test_y), 10, note)
 
 

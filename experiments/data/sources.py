@@ -33,22 +33,54 @@ if TYPE_CHECKING:
     from .dataset import Dataset, PeerDatasets
 
 _LOADERS = {
-    "digits": ("", "handwriting:digits"),
-    "mnist": ("mnist", "handwriting:mnist"),
-    "mnist-writers": ("mnist", "handwriting:mnist_writers"),
-    "femnist-a": ("femnist", "handwriting:femnist_a"),
-    "femnist-m": ("femnist", "handwriting:femnist_m"),
-    "femnist-d": ("femnist", "handwriting:femnist_d"),
-    "pendigits": ("handwriting", "handwriting:pendigits"),
-    "vsn": ("sensors", "sensors:vsn"),
-    "vsn-binary": ("sensors", "sensors:vsn_binary"),
-    "hapt": ("sensors", "sensors:hapt"),
-    "hapt-sitstand": ("sensors", "sensors:hapt_sitstand"),
-    "hapt-raw": ("sensors", "sensors:hapt_raw"),
-    "cifar10": ("cifar", "cifar:cifar10"),
+    "digits": ("", "handwriting:digits", "digits of 8×8 pixels, 10 classes; built in"),
+    "mnist": (
+        "mnist",
+        "handwriting:mnist",
+        "digits of 28×28 pixels, 10 classes; downloaded if it is missing",
+    ),
+    "mnist-writers": ("mnist", "handwriting:mnist_writers", "MNIST's training digits by writer"),
+    "femnist-a": (
+        "femnist",
+        "handwriting:femnist_a",
+        "FEMNIST: digits and letters of 28×28 pixels by writer, 62 classes",
+    ),
+    "femnist-m": (
+        "femnist",
+        "handwriting:femnist_m",
+        "FEMNIST with letters that look alike merged, 47 classes",
+    ),
+    "femnist-d": ("femnist", "handwriting:femnist_d", "FEMNIST's digits, 10 classes"),
+    "pendigits": (
+        "handwriting",
+        "handwriting:pendigits",
+        "pen strokes drawn as digits of 28×28 pixels, by 44 writers, 10 classes",
+    ),
+    "vsn": (
+        "sensors",
+        "sensors:vsn",
+        "vehicles heard by sensor nodes, 100 features, 2 or 3 classes",
+    ),
+    "vsn-binary": ("sensors", "sensors:vsn_binary", "VSN without the class of noise, 2 classes"),
+    "hapt": (
+        "sensors",
+        "sensors:hapt",
+        "people's movements by person, 100 spectral features, 6 classes",
+    ),
+    "hapt-sitstand": (
+        "sensors",
+        "sensors:hapt_sitstand",
+        "sitting and standing of HAPT, 2 classes",
+    ),
+    "hapt-raw": (
+        "sensors",
+        "sensors:hapt_raw",
+        "HAPT's time series, 128 steps of 6 axes, 6 classes",
+    ),
+    "cifar10": ("cifar", "cifar:cifar10", "images of 3×32×32 pixels, 10 classes"),
 }
-"""By the name of the data set: its family (the folder of its files), and the module:function of this package
-that loads it."""
+"""By the name of the data set: its family (the folder of its files), the module:function of this package that
+loads it, and what it is."""
 
 
 class DataError(GossamerError, ValueError):
@@ -58,6 +90,11 @@ class DataError(GossamerError, ValueError):
 def names() -> tuple[str, ...]:
     """Return the names of all data sets: "digits" is built in, "mnist" is downloaded, others need files."""
     return tuple(_LOADERS)
+
+
+def descriptions() -> dict[str, tuple[str, str]]:
+    """Return for every data set what it is, and the folder of its files; the empty text if it needs none."""
+    return {name: (text, family and f"{family}/") for name, (family, _, text) in _LOADERS.items()}
 
 
 def load(
@@ -96,7 +133,7 @@ def load_or_stream(
             f"no data set is called {name!r}: {suggestion} "
             f"There are {', '.join(_LOADERS)}; or name a function of yours, module:function"
         )
-    family, loader = _LOADERS[name]
+    family, loader, _ = _LOADERS[name]
     module, function = loader.split(":")
     return getattr(import_module(f".{module}", __package__), function)(
         _data_files(name, family, root)
@@ -295,7 +332,8 @@ def download(
             failures.append(f"{url}: expected SHA-256 {sha256}, found {actual}")
     raise DataError(
         f"{target.name} could not be downloaded ({'; '.join(failures)}): go online, or put "
-        f"the file (SHA-256 {sha256}) into {target.parent} by hand"
+        f"the file (SHA-256 {sha256}) into {target.parent} by hand, or set GOSSAMER_DATA to the folder above "
+        f"a {target.parent.name}/ that has it"
     )
 
 

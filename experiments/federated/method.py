@@ -379,7 +379,7 @@ class Ensemble(Local):
         p(k|x) ∝ Σ_j n_jk/n_k · p_j(k|x)          client j has n_jk samples of class k
 
     A client without samples of a class has no weight in that class. To use the ensemble, a client needs all
-    networks. If clients have log-priors (models/prior.py), p_j is computed without them, and client i
+    networks. If clients have log-priors (`prior`), p_j is computed without them, and client i
     multiplies p(k|x) by its own share of class k.
     """
 

@@ -1,7 +1,8 @@
 """Reads and changes the file of a single device that joins a swarm, and computes the device's settings.
 
-They are looked up in this order: the command line, the device's file, the swarm config's settings of the peer
-at `index`, the default.
+They are looked up in this order: the command line, what an enrolment fixes (broker, swarm, key, invitation,
+password), the device's file, the swarm config's settings of the peer at `index` or else the settings that the
+enrolment suggests, the default.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from gossamer.entry import split_entry
 from gossamer.files import write_atomically
 
 from ...gossip import Count, LinkSettings, with_user
@@ -50,7 +52,6 @@ _BANNED_LINE = re.compile(r"^banned\s*=\s*\[[^\]]*\][^\n]*\n?", re.MULTILINE)
 class JoinConfig(DeviceSettings, LinkSettings):
     """The keys of a device's file. Give either your own entry point, or a swarm config and an index in it.
 
-    The settings are those of any peer: see peer/settings.py, gossip/settings.py, gossip/transport/options.py.
     With `config`, settings that the file leaves out are taken from the config.
     """
 
@@ -85,8 +86,8 @@ class JoinConfig(DeviceSettings, LinkSettings):
 class JoinPlan:
     """All that the process of a joining device needs.
 
-    origins: the source of every value that is not a default: "config", "device file", "command line" or
-        "environment". Keys are names of fields of Settings, PeerSpec and BrokerAddress.
+    origins: the source of every value that is not a default: "enrolment", "config", "device file", "command
+        line" or "environment". Keys are names of fields of Settings, PeerSpec and BrokerAddress.
     """
 
     spec: PeerSpec
@@ -124,58 +125,73 @@ def change_bans(path: Path, name: str, *, lift: bool = False) -> list[str]:
     return banned
 
 
-def device_of(enrolment: Enrolment, entry: str | None, path: Path) -> JoinConfig:
-    """Return what a device's file would say for a device that was enrolled; path: of the enrolment."""
-    if entry is None:
-        raise ConfigError(
-            f"{path}: does not say what the device learns: give --entry module:function, or --config FILE"
-        )
-    return parse_table(JoinConfig, {"entry": entry, **enrolment.settings}, str(path))
-
-
 def load_join(
     path: Path,
     broker: BrokerAddress,
     *,
-    join: JoinConfig | None = None,
+    entry: str | None = None,
+    enrolment: Enrolment | None = None,
+    folder: Path | None = None,
     name: str | None = None,
     network: Path | None = None,
     password_file: Path | None = None,
     **options: Any,
 ) -> JoinPlan:
-    """Read a device's file and return all that the device's process needs.
+    """Read a device's file and return all that the device's process needs; writes nothing.
 
-    join: the content of the file, if it has been read already.
+    entry: instead of a device's file; path is then that of the enrolment.
+    enrolment: the device's, which will be unpacked in `folder`; `broker` is the address in it.
 
     All other arguments come from the command line and override the file; raises ConfigError naming the file
     and key that is invalid. options: values of fields of Settings, None if not given.
     """
-    join = join or read_join(path)
+    join = (
+        read_join(path) if entry is None else parse_table(JoinConfig, {"entry": entry}, str(path))
+    )
+    suggested = JoinConfig()
+    if enrolment is not None and join.config is None:  # the config of a swarm has all settings
+        suggested = parse_table(JoinConfig, enrolment.settings, f"enrolment of {enrolment.label}")
     if (join.entry is None) == (join.config is None):
         raise ConfigError(f"{path}: give either 'entry' or 'config' (with 'index')")
     if unused := (join.model_fields_set & {"index" if join.entry else "arguments"}):
         other = "config" if join.entry else "entry"
         raise ConfigError(f"{path}: key {unused.pop()!r} is only used with {other!r}; remove it")
+    if join.entry is not None:
+        split_entry(join.entry)  # at once: importing its module may take seconds
     device_file = _device_values(join, path.parent)
+    enrolled = {} if enrolment is None else _enrolled_values(enrolment, folder or Path())
     options |= {"name": name, "network": network and str(network)}
     command_line = {key: value for key, value in options.items() if value is not None}
-    for values in (device_file, command_line):
+    for values in (device_file, enrolled, command_line):
         # A key is only used with trust: giving one switches trust on.
         if "identity" in values and "trust" not in device_file:
             values["trust"] = "swarm"
-    overrides = device_file | command_line
-    origins = dict.fromkeys(device_file, "device file") | dict.fromkeys(
-        command_line, "command line"
-    )
+    sources = {
+        "suggested": _device_values(suggested, path.parent),
+        "device file": device_file, "enrolment": enrolled, "command line": command_line,
+    }  # fmt: skip
+    overrides: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for source, values in sources.items():
+        overrides |= values
+        origins |= dict.fromkeys(values, "enrolment" if source == "suggested" else source)
     spec_fields = {key: overrides.pop(key) for key in SPEC_FIELDS if key in overrides}
-    identity = Identity.load(Path(overrides["identity"])) if overrides.get("identity") else None
-    label = spec_fields.pop("name", None) or (identity and identity.label)
+    identity = None
+    if enrolment is not None:
+        identity = enrolment.key()
+    elif overrides.get("identity"):
+        identity = Identity.load(Path(overrides["identity"]))
+    label = spec_fields.pop("name", None)
+    if label is None and identity is not None:
+        label, origins["name"] = identity.label, origins["identity"]
     config = None
     if join.config is None:
         if label is None:
             raise ConfigError(f"{path}: key 'name': a peer needs a name; add it, or use --name")
         spec = PeerSpec(label, str(join.entry), join.arguments, Settings(), seed=seed_of(label))
-        origins["entry"] = "device file"
+        origins["entry"] = "device file" if entry is None else "command line"
+        if "arguments" in join.model_fields_set:
+            origins["arguments"] = "device file"
     else:
         config_path = path.parent / join.config
         config = load_config(config_path)
@@ -188,14 +204,25 @@ def load_join(
         spec = replace(spec, name=label or spec.name)
         _check_agreement(spec.settings, overrides, path, config_path)
         _check_trust(spec, overrides, path, config_path)
-        origins = dict.fromkeys(("entry", "samples", "seed"), "config") | origins
+        origins = dict.fromkeys(("name", "entry", "samples", "seed"), "config") | origins
     if "network" in spec_fields:
         overrides["trained"], origins["trained"] = True, origins["network"]
     base = _drop_founder_if_late(spec, overrides)
     spec = replace(spec, settings=base.updated(**overrides), **spec_fields)
     origins = dict.fromkeys(base.model_fields_set, "config") | origins
     user = identity.name if identity else spec.name
-    address = _broker(broker, join, config, path, password_file, user, origins)
+    origins |= dict.fromkeys(broker.model_fields_set, "command line")
+    if enrolment is None:
+        address = _with_password(broker, join, path, password_file, user, origins)
+    else:
+        address = broker.updated(url=with_user(broker.url, user), password=enrolment.password)
+        origins |= dict.fromkeys(("url", "ca", "password"), "enrolment")
+    links = {"device file": join, "config": config and config.gossip, "enrolment": suggested}
+    for source, link_settings in links.items():
+        if link_settings is not None:
+            already_set = address.model_fields_set
+            address = address.with_defaults(link_settings)
+            origins |= dict.fromkeys(address.model_fields_set - already_set, source)
     return JoinPlan(spec, address, origins)
 
 
@@ -214,6 +241,12 @@ def _device_values(join: JoinConfig, folder: Path) -> dict[str, Any]:
         if values.get(key) is not None:
             values[key] = str(folder / values[key])
     return values
+
+
+def _enrolled_values(enrolment: Enrolment, folder: Path) -> dict[str, Any]:
+    """Return the values that an enrolment fixes for fields of Settings, with the paths of its files."""
+    paths = {key: str(path) for key, path in enrolment.paths(folder).items() if key != "ca"}
+    return {"swarm": enrolment.swarm, "owner": enrolment.owner, **paths}
 
 
 def _spec_of(
@@ -294,21 +327,18 @@ def _drop_founder_if_late(spec: PeerSpec, overrides: Mapping[str, Any]) -> Setti
     return Settings(**{key: getattr(from_config, key) for key in keys})
 
 
-def _broker(
+def _with_password(
     broker: BrokerAddress,
     join: JoinConfig,
-    config: Config | None,
     path: Path,
     password_file: Path | None,
     user: str,
     origins: dict[str, str],
 ) -> BrokerAddress:
-    """Return the broker's address, completed with the password and with the link settings of the device's
-    file and of the config; adds their sources to `origins`.
+    """Return the broker's address, completed with the password; adds its source to `origins`.
 
     user: the broker user of a password file if the broker's URL names none.
     """
-    origins |= dict.fromkeys(broker.model_fields_set, "command line")
     source = "command line" if password_file else "environment"
     if password_file is None and join.password_file is not None:
         password_file, source = path.parent / join.password_file, "device file"
@@ -317,9 +347,4 @@ def _broker(
     password = broker_password(broker.url, password_file)
     if password is not None:
         broker, origins["password"] = broker.updated(password=password), source
-    for source, link_settings in (("device file", join), ("config", config and config.gossip)):
-        if link_settings is not None:
-            already_set = broker.model_fields_set
-            broker = broker.with_defaults(link_settings)
-            origins |= dict.fromkeys(broker.model_fields_set - already_set, source)
     return broker

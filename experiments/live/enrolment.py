@@ -4,7 +4,9 @@ The owner's folder of a swarm has
 
     owner.key       the owner's key, which signs invitations: keep it, and keep it secret
     authority/      the certificate authority of the broker
-    broker/         what the broker needs: its certificate, users and permissions, and swarm.json
+    secrets/        the passwords of all users of the broker
+    broker/         what the broker needs: its certificate, users and permissions, and swarm.json; it keeps
+                    retained messages there
     rules/, HOST/   for a cluster: its users and permissions, and what each of its nodes needs
     NAME.gossamer   one file for each device: secret, because it contains the device's key and password
 
@@ -72,13 +74,16 @@ class Enrolment(BaseModel):
     def read(cls, path: Path) -> Enrolment:
         """Read a device's file; ConfigError in one line, without its secrets, if that is not possible."""
         try:
-            table = json.loads(read_secret(path))
+            table = json.loads(path.read_bytes())
             if table["format"] != FORMAT:
                 raise KeyError
             version = table["version"]
+            read_secret(path)  # refuses what other users can read
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
         except TrustError as error:
             raise ConfigError(str(error)) from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ConfigError(
                 f"{path}: is not a file of gossamer enrol; a device's TOML file is given with --config"
             ) from None
@@ -94,29 +99,43 @@ class Enrolment(BaseModel):
             key = ".".join(map(str, first["loc"]))
             raise ConfigError(f"{path}: key {key!r}: {first['msg']}") from None
 
-    def unpack(self, folder: Path) -> dict[str, Path]:
-        """Write key, invitation, password and certificate into a folder; return their paths by name.
+    def key(self) -> Identity:
+        """Return the device's key; ConfigError if it is damaged."""
+        try:
+            return Identity.parse(self.identity)
+        except ValueError as error:
+            raise ConfigError(f"enrolment of {self.label}: its key is damaged: {error}") from None
 
-        Files that are there already stay if they are the same: the command may be repeated.
+    def paths(self, folder: Path) -> dict[str, Path]:
+        """Return where `unpack` writes key, invitation and certificate, by name; it need not have done so.
+
+        Raises ConfigError if the folder has those of another enrolment.
         """
-        contents = {
-            "identity": (f"{self.label}.key", self.identity),
-            "invitation": (f"{self.label}.invitation", self.invitation),
-            "password": (f"{self.label}.password", self.password + "\n"),
-        }
-        if self.ca is not None:
-            contents["ca"] = ("ca.pem", self.ca)
-        paths = {}
-        for name, (file, text) in contents.items():
-            path = paths[name] = folder / file
-            if not path.exists():
-                write_secret(path, text)
-            elif read_secret(path) != text:
+        for path, text in self._files(folder).values():
+            if path.exists() and read_secret(path) != text:
                 raise ConfigError(
                     f"{path}: belongs to another enrolment of {self.label}; to use the new one, give another "
                     f"folder with --out, or move {folder} away"
                 )
+        return {name: path for name, (path, _) in self._files(folder).items()}
+
+    def unpack(self, folder: Path) -> dict[str, Path]:
+        """Write key, invitation and certificate into a folder; return their paths by name.
+
+        Files that are there already stay if they are the same: the command may be repeated.
+        """
+        paths = self.paths(folder)
+        for path, text in self._files(folder).values():
+            if not path.exists():
+                write_secret(path, text)
         return paths
+
+    def _files(self, folder: Path) -> dict[str, tuple[Path, str]]:
+        files = {
+            "identity": (folder / f"{self.label}.key", self.identity),
+            "invitation": (folder / f"{self.label}.invitation", self.invitation),
+        }
+        return files if self.ca is None else files | {"ca": (folder / "ca.pem", self.ca)}
 
 
 class SwarmFolder:
@@ -151,13 +170,17 @@ class SwarmFolder:
 
     @property
     def _rules_folder(self) -> Path:
-        """The folder with the broker's users, permissions and passwords."""
+        """The folder with the broker's users and permissions."""
         return self.folder / "rules" if self._is_cluster else self.broker_folder
 
     @property
     def broker_folder(self) -> Path:
         """The folder with what the broker needs."""
         return self.folder / "broker"
+
+    @property
+    def _secrets_folder(self) -> Path:
+        return self.folder / "secrets"
 
     def enrol(
         self,
@@ -189,9 +212,12 @@ class SwarmFolder:
             hosts = [each.host for each in self._nodes]
             write_cluster(
                 self.folder, hosts, port=self._address.port, swarm=self.swarm, peers=names.values(),
-                observers=[OBSERVER],
+                observers=[OBSERVER], passwords_in=self._secrets_folder,
             )  # fmt: skip
-        rules = write_rules(self._rules_folder, self.swarm, names.values(), observers=[OBSERVER])
+        rules = write_rules(
+            self._rules_folder, self.swarm, names.values(), observers=[OBSERVER],
+            passwords_in=self._secrets_folder,
+        )  # fmt: skip
         written = []
         for identity in identities:
             invitation = invite(
@@ -217,7 +243,7 @@ class SwarmFolder:
     def status_command(self) -> str:
         """Return the command that shows the swarm, as a broker's user that may only read."""
         words = ["gossamer", "status", self.url.replace("://", f"://{OBSERVER}@"), self.swarm]
-        words += ["--password-file", str(self._rules_folder / "secrets" / OBSERVER)]
+        words += ["--password-file", str(self._secrets_folder / OBSERVER)]
         if self._address.tls:
             words += ["--ca", str(self.folder / "authority" / "ca.pem")]
         words += ["--owner", public_text(self._owner().public)]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from math import ceil, floor, isfinite, log10, nan, sqrt
+from math import ceil, floor, isfinite, log10, nan
 from typing import Any
 
 from bokeh import layouts
 
 from .history import NO_GROUP, Event, History, PeerState, natural_key
-from .peer_map import Links, Names, PeerMap, Positions, models_text, place_by_hops
+from .peer_map import Links, Names, PeerMap, Positions, models_text, peer_size, place_by_hops
 from .style import (
     COLOURS,
     INK,
@@ -39,6 +39,10 @@ from .style import (
 
 SMALL = 230
 """The height of the smaller figures, in pixels."""
+ROW = 26
+"""The height of a table's row, in pixels."""
+MOST_ROWS, MOST_EVENT_ROWS = 9, 7
+"""The most rows of the tables of peers and of events that are shown before they are scrolled."""
 MOST_LABELS = 60
 """The most peers whose names are written into the graph."""
 EVENT_ROWS = {
@@ -106,7 +110,7 @@ class Panels:
         show_all.js_on_click(
             bk.CustomJS(args={"peers": self.peers}, code="peers.selected.indices = []")
         )
-        self._table, event_table = self._peer_table(), self._event_table()
+        self._table, self._events_shown = self._peer_table(), self._event_table()
         self._filter_on_click(self._table)
         controls: Model = layouts.row(
             self.map.colours, self.map.model, self._selected, show_all, sizing_mode="stretch_width",
@@ -122,7 +126,7 @@ class Panels:
             "sent": sent,
             "peers": self._table,
             "timeline": timeline,
-            "events": event_table,
+            "events": self._events_shown,
         }
         left_out = set() if whole is None else _without_data(whole)
         self.roots = {name: root for name, root in roots.items() if name not in left_out}
@@ -185,10 +189,12 @@ class Panels:
     def _timeline(self) -> Model:
         kinds = None if self._whole is None else {event.kind for event in self._whole.events}
         rows = [row for row, of_row in EVENT_ROWS.items() if kinds is None or kinds & {*of_row}]
+        # Peers may have joined long before the page was opened: the curves keep a range of their own.
+        recorded = self._history.origin is None
+        x_label = self._history.x_label if recorded else "seconds since watching began"
         plot = line_figure(
-            "what happened", 100 + 25 * len(rows), x_label=self._history.x_label, y_range=rows[::-1],
-            # Peers may have joined long before the page was opened: the curves keep a range of their own.
-            x_range=self.x_range if self._history.origin is None else self._event_range,
+            "what happened", 100 + 25 * len(rows), x_label=x_label, y_range=rows[::-1],
+            x_range=self.x_range if recorded else self._event_range,
         )  # fmt: skip
         self._event_filter = bk.BooleanFilter(booleans=None)
         marks = plot.scatter(
@@ -204,7 +210,7 @@ class Panels:
         shown = [
             ("peer", "peer", self._name_width(), PLAIN), ("state", "state", 90, STATE),
             ("round", "round", 60, "0,0"), ("accuracy", "accuracy", 75, "0.000"),
-            ("reason", "reason", 200, PLAIN), ("checked", "signature", 80, STATE),
+            ("reason", "reason", 270, PLAIN), ("checked", "signature", 80, STATE),
             ("gain", "gain over alone", 120, "+0.000"), ("group", "group", 90, PLAIN),
             ("disagreement", "disagreement", 130, PLAIN), ("metrics", "other metrics", 200, PLAIN),
             ("mb", "MB sent", 75, "0,0.0"), ("seen", "last heard", 85, None),
@@ -213,7 +219,8 @@ class Panels:
         self._peer_filter = bk.BooleanFilter(booleans=None)
         return bk.DataTable(
             source=self.peers, view=bk.CDSView(filter=self._peer_filter), columns=self._columns,
-            height=260, index_position=None, row_height=26, sizing_mode="stretch_width",
+            height=_table_height(0, MOST_ROWS), index_position=None, row_height=ROW,
+            sizing_mode="stretch_width",
             stylesheets=[TABLE_STYLE],
         )  # fmt: skip
 
@@ -242,8 +249,8 @@ class Panels:
         columns = [column(*each, sortable=False) for each in shown]
         return bk.DataTable(
             source=self.events, view=bk.CDSView(filter=self._event_table_filter),
-            columns=columns, height=200,
-            index_position=None, row_height=26, sizing_mode="stretch_width",
+            columns=columns, height=_table_height(0, MOST_EVENT_ROWS),
+            index_position=None, row_height=ROW, sizing_mode="stretch_width",
             stylesheets=[TABLE_STYLE, least_width(columns)], selectable=False,
         )  # fmt: skip
 
@@ -278,13 +285,15 @@ class Panels:
         self._history = history = history or self._history
         states = _ordered(history)
         colours = group_colours(states)
-        columns = _peer_columns(states, colours, self.map.place(history), history)
+        place = self.map.place(history)
+        columns = _peer_columns(states, colours, place, history, self.map.below)
         if any(list(self.peers.data[name]) != values for name, values in columns.items()):
             chosen = {self.peers.data["peer"][i] for i in self.peers.selected.indices}
             self.peers.data = columns
             # A newcomer may stand before a peer that was clicked.
             self.peers.selected.indices = [i for i, s in enumerate(states) if s.name in chosen]
             self._show_columns(self._end or columns)
+            self._table.height = _table_height(len((self._whole or history).peers), MOST_ROWS)
         lines = _line_columns(states, colours)
         if any(list(self.lines.data[name]) != lines[name] for name in ("peer", "colour")):
             self.lines.data = lines
@@ -295,6 +304,10 @@ class Panels:
         self._update_lines(colours)
         self.map.update(history)
         self.headline.text = headline(history)
+        hidden = _without_data(self._whole or history)
+        for name, root in self.roots.items():
+            if root.css_classes != (classes := [NO_DATA] if name in hidden else []):
+                root.css_classes = classes
         self._curve_plot.xaxis.axis_label = history.x_label
 
     def _update_lines(self, colours: Mapping[str, str]) -> None:
@@ -304,7 +317,7 @@ class Panels:
             for name, curve in sorted(history.groups.items(), key=lambda item: natural_key(item[0]))
             if len(colours) > 1 and name in colours  # a peer's group may have changed
         ]
-        groups.append(("mean of all peers", history.mean_accuracy, MEAN, 3.4))
+        groups.append(("mean of the peers present", history.mean_accuracy, MEAN, 3.4))
         self.groups.data = {
             "xs": [list(c.x) for _, c, *_ in groups], "ys": [list(c.y) for _, c, *_ in groups],
             "group": [name for name, *_ in groups], "colour": [colour for _, _, colour, _ in groups],
@@ -321,7 +334,6 @@ class Panels:
         metrics = dict(list(history.metrics.items())[: len(COLOURS)])
         self._metric_plot.height = full_height(SMALL, len(metrics))
         self.metrics.data = line_columns("metric", {n: (c.x, c.y) for n, c in metrics.items()})
-        self._metric_plot.css_classes = [] if metrics else [NO_DATA]  # most learners have none
         self.sent.data = {
             "x": list(history.megabytes_sent.x) or [0.0],
             "y": list(history.megabytes_sent.y) or [0.0],
@@ -333,6 +345,9 @@ class Panels:
         if stamp != self._events_drawn:
             self._events_drawn = stamp
             self.events.data = _event_columns(events, self._history.origin)
+            # Of a playback, all that will be shown, so that what stands below does not move.
+            count = len((self._whole or self._history).events)
+            self._events_shown.height = _table_height(count, MOST_EVENT_ROWS)
             # A curve begins when the page is opened, and need not be drawn from an earlier event on.
             marked = [event for event in events if event.kind in MARKED and event.time >= 0]
             self.marks.data = {
@@ -345,6 +360,11 @@ class Panels:
         last = max(self._history.now, 1.0)
         margin = 0.02 * (last - first)  # else the first mark and the last are cut in two
         self._event_range.update(start=first - margin, end=last + margin)
+
+
+def _table_height(rows: int, most: int) -> int:
+    """Return the height of a table with so many rows, of which `most` are shown at once."""
+    return ROW * (1 + min(max(rows, 1), most)) + 20  # also for the bar that scrolls it
 
 
 def _ordered(history: History) -> list[PeerState]:
@@ -388,15 +408,16 @@ def _peer_columns(
     colours: Mapping[str, str],
     place: Positions,
     history: History,
+    below: Names = frozenset(),
 ) -> dict[str, list[Any]]:
-    """Return the columns of the peers' source: one row for each peer."""
-    count = max(len(states), 1)
-    size = min(max(120 / sqrt(count), 8), 30)
+    """Return the columns of the peers' source: one row for each peer. below: see `PeerMap.below`."""
+    size = peer_size(len(states))
     named = len(states) <= MOST_LABELS
     return {
         "peer": [s.name for s in states],
         "label": [s.name if named else "" for s in states],
-        "above": [-size / 2 - 3 for _ in states],
+        "offset": [(size / 2 + 3) * (1 if s.name in below else -1) for s in states],
+        "baseline": ["top" if s.name in below else "bottom" for s in states],
         "group": [s.group for s in states],
         "colour": [colours[s.group] for s in states],
         "x": [place.get(s.name, (0.0, 0.0))[0] for s in states],
@@ -439,7 +460,8 @@ def _without_data(history: History) -> set[str]:
     """The names of the figures that a history has nothing for."""
     has = {
         "disagreement": history.disagreement, "sent": history.megabytes_sent.y, "timeline": history.events,
-        "events": history.events, "metrics": history.metrics,
+        "events": history.events, "metrics": history.metrics, "graph": history.peers,
+        "curves": history.mean_accuracy.y, "peers": history.peers,
     }  # fmt: skip
     return {name for name, data in has.items() if not data}
 

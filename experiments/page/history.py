@@ -226,6 +226,8 @@ class History:
             self.metrics.setdefault(name, Curve()).add(time, _mean(values))
         largest_distance: dict[str, float] = {}
         for peer in present:
+            if peer.state == "offline":  # what it said last would hide how the others are doing
+                continue
             for model, distance in peer.disagreement.items():
                 if isfinite(distance):
                     largest_distance[model] = max(largest_distance.get(model, 0.0), distance)

@@ -121,7 +121,7 @@ def observation(peer: ObservedPeer, time: float, origin: float) -> Observation:
 
 def state_of(peer: ObservedPeer) -> str:
     """A peer's state in one word: what it does, or why it does not take part."""
-    if peer.checked == "refused":
+    if peer.checked in ("refused", "revoked"):
         return "refused"
     if peer.presence != "online":
         return peer.presence

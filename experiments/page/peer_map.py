@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from math import sqrt
 from typing import Any, TypeAlias
 
 import networkx as nx
@@ -24,8 +25,14 @@ MOST_FULL_GRAPH = 24
 
 FULL_WIDTH = 480
 """The width in pixels at which peers are drawn at their full size."""
+PALETTE = Viridis256[50:]
+"""The colours of accuracies; without the darkest, which cannot be told from a dark page."""
 LETTER = 0.024
 """How much wider than its peers the map must be for each letter of the longest name."""
+NARROW = (400.0, 280.0)
+"""The width and height in pixels of the map in a narrow window, in which names must not overlap either."""
+LETTER_PIXELS, LINE_PIXELS = 6.5, 13.0
+"""The width of a letter of a name, and the height of a name, in pixels."""
 
 
 class PeerMap:
@@ -41,12 +48,12 @@ class PeerMap:
         self.peers, self._find_places = peers, place
         self._positions: Positions = {}
         self._placed: tuple[Names, Links] | None = None
+        self.below: Names = frozenset()
+        """The peers whose names are written below them; see `find_names_below`."""
         self.links = bk.ColumnDataSource(
             {name: [] for name in ("x0", "y0", "x1", "y1", "width", "a", "b", "models")}
         )
-        self._mapper = bk.LinearColorMapper(
-            palette=Viridis256, low=0.0, high=1.0, nan_color="#9aa3ab"
-        )
+        self._mapper = bk.LinearColorMapper(palette=PALETTE, low=0.0, high=1.0, nan_color="#9aa3ab")
         self.model = bk.Select(
             value=ALL_MODELS, options=[ALL_MODELS], width=190, stylesheets=[WIDGET_STYLE]
         )
@@ -60,6 +67,7 @@ class PeerMap:
             match_aspect=True,
         )
         plot.axis.visible = False
+        plot.min_border_left = 5
         plot.grid.visible = False
         plot.x_range.range_padding, plot.y_range.range_padding = 0.12, 0.3
         links = bk.CDSView(filter=self._model_filter())
@@ -87,15 +95,16 @@ class PeerMap:
         )  # fmt: skip
         plot.text(
             "x", "y", text="label", source=self.peers, view=bk.CDSView(filter=self._model_filter()),
-            text_color=INK, text_font_size="11px", text_align="center", text_baseline="bottom",
-            y_offset={"field": "above", "transform": fit}, nonselection_text_alpha=0.3,
+            text_color=INK, text_font_size="11px", text_align="center", text_baseline={"field": "baseline"},
+            y_offset={"field": "offset", "transform": fit}, nonselection_text_alpha=0.3,
         )  # fmt: skip
         plot.add_tools(_hover(nodes), bk.TapTool(renderers=[nodes]))
         fills: list[Any] = [by_accuracy, {"field": "colour"}]
-        bars: list[Model] = [_colour_bar(self._mapper, "accuracy (hollow: not there any more)")]
+        self._bar = _colour_bar(self._mapper, "accuracy")
+        bars: list[Model] = [self._bar]
         labels = ["by accuracy", "by group"]
         if spread:
-            mapper = bk.LinearColorMapper(palette=Viridis256, low=0.0, high=1.0)
+            mapper = bk.LinearColorMapper(palette=PALETTE, low=0.0, high=1.0)
             fills.append({"field": "spread", "transform": mapper})
             bars.append(
                 _colour_bar(mapper, "what has arrived of one peer's value (1: the average)")
@@ -112,8 +121,8 @@ class PeerMap:
                 },
                 code="""
                 for (const glyph of glyphs) glyph.fill_color = fills[cb_obj.active];
-                const shown = cb_obj.active == 2 ? 1 : 0;
-                bars.forEach((bar, index) => { bar.visible = index == shown; });""",
+                const shown = [0, null, 1][cb_obj.active];  // the legend of curves names groups' colours
+                bars.forEach((bar, index) => { bar.visible = index === shown; });""",
             ),
         )  # fmt: skip
         for bar in bars[1:]:
@@ -136,13 +145,17 @@ class PeerMap:
         """Bring title, colours and the list of partial models up to date."""
         if accuracies := list(history.accuracies().values()):
             low, high = min(accuracies), max(accuracies)
-            self._mapper.update(low=low, high=max(high, low + 0.01))
+            margin = max(
+                0.0, 0.005 - (high - low) / 2
+            )  # else all would have the colour of the worst
+            self._mapper.update(low=low - margin, high=high + margin)
         models = [ALL_MODELS, *history.shared_models]
         if list(self.model.options) != models:
             self.model.options = models
         self.figure.title.text = _graph_title(history)
-        longest = max(map(len, history.peers), default=0)
-        self.figure.x_range.range_padding = min(max(0.12, LETTER * longest), 0.8)
+        gone = any(peer.gone for peer in history.peers.values())
+        self._bar.title = "accuracy (crossed out: gone)" if gone else "accuracy"
+        self.figure.x_range.range_padding = range_padding(history.peers)
 
     def place(self, history: History) -> Positions:
         """Draw the links, and return a position for every peer: the same as before if no link has changed."""
@@ -155,6 +168,7 @@ class PeerMap:
         if self._placed != (names, links):
             self._placed = names, links
             self._positions = self._find_places(names, links if given is not None else frozenset())
+            self.below = find_names_below(self._positions)
         self._draw_links(history, links)
         return self._positions
 
@@ -210,6 +224,44 @@ def place_by_hops(names: Names, links: Links) -> Positions:
     graph.add_edges_from((numbers[a], numbers[b]) for a, b in links)
     at = positions(graph)
     return {name: (float(at[i][0]), float(at[i][1])) for name, i in numbers.items()}
+
+
+def find_names_below(at: Positions) -> Names:
+    """Return the peers whose names are written below them, as they would overlap something above them."""
+    if not at:
+        return frozenset()
+    names = sorted(at, key=natural_key)
+    places = np.array([at[name] for name in names])
+    spans = np.maximum(np.ptp(places, axis=0), 1e-9)
+    padding = 1 + np.array([range_padding(names), 0.3])
+    pixels = places * (np.array(NARROW) / (padding * spans)).min()
+    radius = peer_size(len(names)) / 2 * NARROW[0] / FULL_WIDTH
+    discs = np.hstack([pixels - radius, pixels + radius])
+    taken = discs
+    below = set()
+    for name, (x, y) in zip(names, pixels, strict=True):
+        half, edge = LETTER_PIXELS * len(name) / 2, radius + 2
+        boxes, overlaps = [], []
+        for bottom in (y + edge, y - edge - LINE_PIXELS):
+            box = np.array([x - half, bottom, x + half, bottom + LINE_PIXELS])
+            apart = (taken[:, :2] >= box[2:]).any(1) | (taken[:, 2:] <= box[:2]).any(1)
+            boxes.append(box)
+            overlaps.append(int((~apart).sum()))
+        is_below = overlaps[1] < overlaps[0]
+        if is_below:
+            below.add(name)
+        taken = np.vstack([taken, boxes[is_below]])
+    return frozenset(below)
+
+
+def range_padding(names: Iterable[str]) -> float:
+    """Return how much wider than its peers the map is, so that no name is cut."""
+    return min(max(0.12, LETTER * max(map(len, names), default=0)), 0.8)
+
+
+def peer_size(peers: int) -> float:
+    """Return the diameter in pixels of each of so many peers."""
+    return min(max(120 / sqrt(max(peers, 1)), 8), 30)
 
 
 def _colour_bar(mapper: Model, title: str) -> Model:

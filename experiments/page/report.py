@@ -33,6 +33,12 @@ from .style import (
 MOST_ROWS = 16
 """The most rows of a table, other than that of the results, that are shown without a click."""
 
+TABLE_TITLES = {
+    "summary": "results",
+    "differences": "differences between methods, with the same seeds; low and high: the 95 % interval",
+}
+"""The headings of a study's tables, by their files' names, where these are not their headings."""
+
 
 def write_report(paths: Sequence[Path], out: Path) -> list[str]:
     """Write the report about results folders to a file; returns what a reader must know of them, in lines.
@@ -226,7 +232,7 @@ def _study(study: StudyFolder, index: int) -> Section:
         figures["outcomes"] = _outcome_figure(study)
     section.place(figures, f"study{index}-")
     for name, (header, *rows) in study.tables.items():
-        title = "results" if name == "summary" else name
+        title = TABLE_TITLES.get(name, name)
         table = html_table(header, rows)
         if name != "summary" and len(rows) > MOST_ROWS:
             table = f"<details><summary>{len(rows)} rows</summary>{table}</details>"

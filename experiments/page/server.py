@@ -74,7 +74,8 @@ class PlaybackSource:
         self._position, self._polled = start, clock()
         self._slider = bk.Slider(
             start=start, end=end, value=start, step=(end - start) / 500, title=run.x_label,
-            format="0,0.0" if end - start < 100 else "0,0", sizing_mode="stretch_width",
+            format="0,0.0" if run.x_label != "round" and end - start < 100 else "0,0",
+            sizing_mode="stretch_width",
             stylesheets=[WIDGET_STYLE],
         )  # fmt: skip
         self._play = bk.Toggle(label="stop", active=True, width=80, stylesheets=[WIDGET_STYLE])
@@ -170,6 +171,8 @@ async def serve(
     """
     # A window that is closed leaves its updates of the next seconds without a receiver, which is no news.
     logging.getLogger("bokeh.server.views.ws").setLevel(logging.ERROR)
+    for name in ("bokeh.server.protocol_handler", "tornado.application"):
+        logging.getLogger(name).addFilter(_is_news)
     if token is None and not is_loopback(host):
         raise ConfigError(f"--host {host}: others could read the page there; it needs a token")
 
@@ -203,6 +206,14 @@ async def serve(
             await cast("Awaitable[None]", stopping)
         server.stop(wait=False)
         await connections.close_all_connections()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for what Bokeh logs about a window that was closed while its page was being written."""
+    where = None if record.exc_info is None else record.exc_info[2]
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    return where is None or where.tb_frame.f_globals.get("__name__") != "bokeh.server.connection"
 
 
 def _stop_updating(doc: Any) -> None:

@@ -34,6 +34,7 @@ WIDGET_STYLE = """
 select.bk-input { appearance: auto !important; background-image: none !important; }
 .bk-btn[disabled], .bk-btn[disabled]:hover { background: none; color: var(--dim); border-color: var(--line); }
 .noUi-target { background: var(--line); border-color: var(--line); box-shadow: none; }
+.noUi-connect { background: #0a84c6 !important; }
 .bk-input, select.bk-input, .bk-btn, .bk-btn-default {
   background: var(--panel); color: var(--ink); border-color: var(--line); font: inherit; }
 .bk-btn.bk-active, .bk-btn-default.bk-active { background: var(--line); color: var(--ink); }

@@ -42,6 +42,8 @@ class StudyEntry:
     options: the command's options that this study supports: quick, runs (seeds), on (where to compute) and
         only (the lines of the figure to compute).
     variant: which of several data sets it is about, if `make` makes a study for each of them.
+    minutes: about how many minutes of one core a seed takes at full size, with the extra `fast`; None if that
+        was not measured.
     """
 
     name: str
@@ -52,6 +54,7 @@ class StudyEntry:
     quick_runs: int = 3
     options: frozenset[str] = ALL_OPTIONS
     variant: str = ""
+    minutes: float | None = None
 
     def study(self, *, quick: bool = False, runs: int | None = None) -> Study[Any]:
         """Return the study (imports torch); its first table has the entry's title unless the study sets one.
@@ -136,7 +139,7 @@ _PAPERS = (
     StudyEntry("fednp-cifar", "004, tables 1 and 5", "fednp:by_clients",
                "FedNP against other methods on CIFAR-10, by the number of clients", 3, 1),
     StudyEntry("multitask", "001, federated multi-task learning", "multitask:multitask",
-               "MOCHA against separate and pooled linear models", 5, options=ALL_OPTIONS - {"quick"}),
+               "MOCHA against separate and pooled linear models", 5),
     StudyEntry("compressed-updates", "001, structured and sketched updates", "updates:compressed_updates",
                "FedAvg with lossy updates: the accuracy lost, and a bound on it", 5),
     # "Other networks": the partial models of 003, with convolutional and recurrent networks.
@@ -156,7 +159,19 @@ _STUDIES = (
     StudyEntry("hostile", "hostile members", "hostile:hostile",
                "What hostile members do to a swarm, by mode", 5, 1),
 )  # fmt: skip
-PAPERS: Mapping[str, StudyEntry] = MappingProxyType({entry.name: entry for entry in _PAPERS})
+_MINUTES = {
+    "femnist-level-a": 5, "femnist-level-m": 5, "femnist-level-d": 2, "femnist-scheme-a": 1,
+    "femnist-scheme-m": 1, "femnist-scheme-d": 0.6, "femnist-peers-a": 14, "femnist-peers-m": 14,
+    "femnist-peers-d": 6, "averaging-level": 5, "convergence": 0.3, "number-of-peers": 1.5,
+    "semi-local": 1.5, "semi-local-and-local": 0.5, "difference-rate": 3, "permuted-peers": 2.5,
+    "training-size": 2.5, "layouts": 8, "vsn": 0.2, "associative": 0.1, "pfnm-table": 0.4,
+    "pfnm-figure2": 28, "pfnm-figure4": 20, "pfnm-sensitivity": 2, "magi-table1": 5, "magi-figure2": 0.3,
+    "fednp-toy": 0.1, "fednp-moments": 0.3, "fednp-cifar": 7, "multitask": 0.1, "compressed-updates": 0.1,
+}  # fmt: skip
+"""See `StudyEntry.minutes`. Of long studies, a few runs were timed."""
+PAPERS: Mapping[str, StudyEntry] = MappingProxyType(
+    {entry.name: replace(entry, minutes=_MINUTES.get(entry.name)) for entry in _PAPERS}
+)
 """The experiments of `gossamer paper`, by name."""
 STUDIES: Mapping[str, StudyEntry] = MappingProxyType({entry.name: entry for entry in _STUDIES})
 """The experiments of `gossamer study`, by name."""

@@ -16,7 +16,7 @@ import numpy as np
 from ...models import seeded_rng
 from ...models.multitask import LinearTask, MultiTaskOptions, MultiTaskResult
 from ...models.multitask import multitask as learn_tasks
-from ..data import DataError, load
+from ..data import load
 from ..results import Record
 from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
 from . import StudyEntry
@@ -41,15 +41,11 @@ class Subjects:
 
 
 @cache
-def subjects(seed: int = 0) -> Subjects:
-    """Return the tasks of all persons, sitting against standing; synthetic tasks if data files are missing.
-
-    They are loaded once in every process.
-    """
-    try:
-        data = load(SENSORS).train
-    except DataError:
-        return Subjects(SYNTHETIC, synthetic(seed))
+def subjects(name: str) -> Subjects:
+    """Return the tasks of all persons, sitting against standing, or synthetic ones; loaded once a process."""
+    if name == SYNTHETIC:
+        return Subjects(SYNTHETIC, synthetic(0))
+    data = load(SENSORS).train
     x, y = data.flat().double().numpy(), np.where(data.y.numpy() > 0, 1.0, -1.0)
     assert data.group is not None
     group = data.group.numpy()
@@ -191,8 +187,8 @@ class Cell(StudyCell):
 
 
 def multitask(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
-    """Return the study: every method with every seed and number of samples."""
-    data = subjects().name
+    """Return the study: every method with every seed and number of samples; `quick` needs no data files."""
+    data = SYNTHETIC if quick else SENSORS
     cells = [
         Cell(method, samples, FIRST_SEED + seed, data)
         for seed in seeds
@@ -207,7 +203,7 @@ def multitask(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
 
 def run_cell(cell: Cell, job: Job) -> Record:
     """Run one method on one split."""
-    people = subjects()
+    people = subjects(cell.data)
     result = run(cell.line, *split_samples(people, cell.samples, cell.seed), cell.seed)
     return {
         "data": people.name, "subjects": len(people.tasks), "seed": cell.seed, "samples": cell.samples,
@@ -263,7 +259,7 @@ def draw(folder: Path, records: Sequence[Record]) -> list[Path]:
     tasks = (
         "sitting against standing, 100 spectral features of a phone's sensors, a task per person"
         if first["data"] == SENSORS
-        else "synthetic tasks of three groups, since the sensor data was not found (set GOSSAMER_DATA)"
+        else "synthetic tasks of three groups"
     )
     return draw_lines(
         folder / "figure", summary.astype({"method": str}),

@@ -161,13 +161,18 @@ class Identity:
     def load(cls, path: Path) -> Identity:
         """Read a file that `save` wrote; TrustError if other users can read the file too."""
         text = read_secret(path)
-        label, _, key = text.strip().removeprefix(_PRIVATE_PREFIX).partition(":")
         try:
-            if not text.startswith(_PRIVATE_PREFIX):
-                raise ValueError(f"it does not start with {_PRIVATE_PREFIX!r}")
-            return cls.from_secret(label, from_text(key))
+            return cls.parse(text)
         except ValueError as error:
             raise TrustError("file", f"{path}: is not a key file: {error}") from None
+
+    @classmethod
+    def parse(cls, text: str) -> Identity:
+        """Return the identity of a text that `to_text` made; ValueError if it is none."""
+        label, _, key = text.strip().removeprefix(_PRIVATE_PREFIX).partition(":")
+        if not text.startswith(_PRIVATE_PREFIX):
+            raise ValueError(f"it does not start with {_PRIVATE_PREFIX!r}")
+        return cls.from_secret(label, from_text(key))
 
     @classmethod
     def from_secret(cls, label: str, secret: bytes) -> Identity:

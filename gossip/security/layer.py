@@ -73,8 +73,8 @@ class SecurityEvent:
 
     kind: card, status: a genuine card or status of `peer`. unconfirmed-status: an authentic status under our
     own name that may be a replay: its incarnation may have ended (see `NameClaim`). death: a death notice
-    (see `Death.decode`). removed: `peer` is no longer a member. reissue-card, reissue-status: publish our
-    own card or status again.
+    (see `Death.decode`). removed: `peer` is no longer a member; if that is ourselves, the body says
+    why, "revoked" or "expired". reissue-card, reissue-status: publish our own card or status again.
     """
 
     kind: Literal[
@@ -391,7 +391,9 @@ class SwarmSecurity:
             return []
         self._signed_list = payload
         self.keyring.set_list(number, payload, self._clock())
-        events = self._remove(revoked, "revoked") + self._remove_oneself(self._is_revoked())
+        events = self._remove(revoked, "revoked")
+        if self._is_revoked():
+            events += self._remove_oneself("revoked")
         return [*events, SecurityEvent("reissue-status", self.name)]  # it says which list we have
 
     def _remove(self, peers: list[str], reason: str) -> list[SecurityEvent]:
@@ -401,12 +403,12 @@ class SwarmSecurity:
             self.keyring.retire(peer)
         return [SecurityEvent("removed", peer) for peer in peers]
 
-    def _remove_oneself(self, is_removed: bool) -> list[SecurityEvent]:
+    def _remove_oneself(self, reason: str) -> list[SecurityEvent]:
         """Report, only once, that this peer itself is no longer a member."""
-        if not is_removed or self._removal_reported:
+        if self._removal_reported:
             return []
         self._removal_reported = True
-        return [SecurityEvent("removed", self.name)]
+        return [SecurityEvent("removed", self.name, reason.encode())]
 
     # --- packets --------------------------------------------------------------------------------
 
@@ -471,7 +473,8 @@ class SwarmSecurity:
                 events += self.receive(revocation_topic(self.swarm), revocations)
             self.keyring.send_control([peer], REPLY)
         events += self._remove(self.register.expire(now), "its invitation has expired")
-        events += self._remove_oneself(now >= self._claims.expires)
+        if now >= self._claims.expires:
+            events += self._remove_oneself("expired")
         others = [] if self.keyring.has_received else self.keyring.online_members()
         step = self._reply_monitor.next_step(others, clock)
         if step == "ask":

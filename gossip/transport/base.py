@@ -57,12 +57,21 @@ State: TypeAlias = Literal["new", "connecting", "connected", "lost", "failed", "
 StateCallback: TypeAlias = Callable[["Connection"], None]
 
 
+OUTAGES = frozenset({"refused", "hung-up", "unreachable", "silent", "unknown-host"})
+"""Causes that may be over at a later start, as after a power cut of the broker and of this machine."""
+
+
 class TransportError(GossamerError):
     """A failure of a transport; `cause` is a short identifier such as "too-large"."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
         self.cause = cause
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether a later start may succeed though nobody mends anything here."""
+        return self.cause in OUTAGES
 
 
 class Received(NamedTuple):

@@ -15,6 +15,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import aiomqtt
@@ -38,6 +39,7 @@ class BrokerConnection:
 
     receive: called with every message that arrives.
     timeout: seconds after which an attempt to connect or to subscribe has failed.
+    ca: the file with the authority that `tls` trusts, for the text of an error.
     `lost` is a future that is done once the connection is lost or closed; see `why_lost`.
     """
 
@@ -51,13 +53,14 @@ class BrokerConnection:
         timeout: float,
         will: Will | None,
         tls: ssl.SSLContext | None,
+        ca: Path | None = None,
     ) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.max_packet: int | None = None
         """Bytes of the largest packet that the broker accepts, if it announced a limit (MQTT 5)."""
         self.answer_timeout = 2.0 * options.keepalive
         """Seconds after which the broker is taken to have failed if it still owes an answer."""
-        self._address, self._receive = address, receive
+        self._address, self._receive, self._ca = address, receive, ca
         self._version5 = options.version == "5"
         self._pending_publishes: dict[int, asyncio.Future[bool]] = {}
         """By packet id: messages not yet written to the socket or, at QoS 1, not yet acknowledged."""
@@ -241,7 +244,7 @@ class BrokerConnection:
         # read raises.
         alert = None if self._socket is None else self._socket.error
         root = alert if isinstance(alert, ssl.SSLError) else error
-        return explain(root, self._address, getattr(self._reason_code, "value", None))
+        return explain(root, self._address, getattr(self._reason_code, "value", None), self._ca)
 
     def why_lost(self) -> TransportError:
         """Return the cause of the loss, as far as it is known."""
@@ -379,12 +382,12 @@ _REASON_CODES = {  # reason codes of MQTT 5, to which paho also translates those
     # Packet too large
     149: ("too-large", "{at} closed the connection: a packet was too large for it"),
 }
-_UNTRUSTED = "is not trusted: set `ca` to the certificate of the CA that signed it"
+_UNTRUSTED = "is not trusted: {ca}"
 _VERIFY_CODES = {  # OpenSSL's reasons to reject a certificate, without their prefix X509_V_ERR_
     9: "is not valid yet: check this machine's clock",  # CERT_NOT_YET_VALID
     10: "has expired: renew it",  # CERT_HAS_EXPIRED
     # DEPTH_ZERO_SELF_SIGNED_CERT
-    18: "is self-signed and not trusted: set `ca` to this certificate if you trust it",
+    18: "is self-signed and not trusted: give it as --ca if you trust it",
     19: _UNTRUSTED,  # SELF_SIGNED_CERT_IN_CHAIN
     20: _UNTRUSTED,  # UNABLE_TO_GET_ISSUER_CERT_LOCALLY
     21: _UNTRUSTED,  # UNABLE_TO_VERIFY_LEAF_SIGNATURE
@@ -395,10 +398,12 @@ _VERIFY_CODES = {  # OpenSSL's reasons to reject a certificate, without their pr
 }
 
 
-def explain(error: BaseException, address: Address, code: int | None = None) -> TransportError:
+def explain(
+    error: BaseException, address: Address, code: int | None = None, ca: Path | None = None
+) -> TransportError:
     """Return a TransportError that says why a connection failed or was lost, and what to do about it.
 
-    code: the MQTT 5 reason code of the broker, if it sent one.
+    code: the MQTT 5 reason code of the broker, if it sent one. ca: the file of the authority that is trusted.
     """
     # aiomqtt raises its errors `from None`, but `__context__` still holds the exception that caused them.
     root = error
@@ -417,7 +422,7 @@ def explain(error: BaseException, address: Address, code: int | None = None) -> 
         if "certificate required" in alert:
             cause, text = (
                 "certificate",
-                "{at} requires a client certificate: set `certificate` and `key`",
+                "{at} requires a client certificate: give --certificate and --key",
             )
         elif "alert" in alert:
             cause, text = "certificate", "{at} refused our certificate: {why}"
@@ -430,14 +435,25 @@ def explain(error: BaseException, address: Address, code: int | None = None) -> 
         cause, text = "refused", "nothing listens at {at}: is the broker running?"
     elif isinstance(root, ConnectionResetError):
         cause, text = "hung-up", "{at} closed the connection during connect: is that {port} port?"
+    elif isinstance(root, TimeoutError):
+        cause, text = "unreachable", "{at} does not answer: is that {port} port of a broker?"
     else:
         cause, text = _REASON_CODES.get(code or 0, ("unreachable", "no connection to {at}: {why}"))
-    if address.username:
+    if address.username and address.password is None:
+        who = f"user {address.username!r} without a password"
+        credentials = "give --password-file, or set GOSSAMER_BROKER_PASSWORD"
+    elif address.username:
         who, credentials = f"user {address.username!r}", "check name and password"
     else:
         who, credentials = "an anonymous connection", "give a user name and password"
     port = "a TLS" if address.tls else "an MQTT"
-    text = text.format(
-        at=address, host=address.host, why=why, who=who, credentials=credentials, port=port
+    authority = (
+        "give the certificate of the authority (CA) that signed it as --ca"
+        if ca is None
+        else f"the authority (CA) in {ca} did not sign it; give the right one as --ca"
     )
+    text = text.format(
+        at=address, host=address.host, why=why, who=who, credentials=credentials, port=port,
+        ca=authority,
+    )  # fmt: skip
     return TransportError(cause, text)

@@ -62,6 +62,7 @@ class MqttTransport(Transport):
         keepalive by default.
     attempt_timeout: seconds that one attempt to connect may take; `connect_timeout` by default.
     seed: of the random part of the delays between attempts to reconnect.
+    name: what the log calls us; the client id by default.
 
     `counters` names: inbound-full, inbound-superseded, inbound-too-large, inbound-unsolicited,
     outbound-offline, outbound-full, outbound-lost, reconnects, no-delivery, packets-halved.
@@ -82,8 +83,10 @@ class MqttTransport(Transport):
         echo_timeout: float | None = None,
         attempt_timeout: float | None = None,
         seed: int | np.random.Generator | None = None,
+        name: str | None = None,
     ) -> None:
         self.options = options or MqttOptions()
+        self._name = name or client_id
         super().__init__(
             client_id, will=will, on_connect=on_connect, on_state=on_state,
             max_inbound_messages=self.options.max_inbound_messages,
@@ -203,7 +206,7 @@ class MqttTransport(Transport):
                 return error
             self._set("lost", str(failure))
             level = logging.WARNING if failure.cause in REFUSALS else logging.INFO
-            _log.log(level, "%s: %s; trying again", self.client_id, failure)
+            _log.log(level, "%s: %s; trying again", self._name, failure)
             if halved or loop.time() - started > options.longest_delay:
                 failures = 0
             delay = min(options.longest_delay, options.first_delay * 2.0 ** min(failures, 30))
@@ -219,6 +222,7 @@ class MqttTransport(Transport):
         connection = BrokerConnection(
             self.address, self.client_id, self.receive, self.options,
             timeout=self._attempt_timeout, will=self.will, tls=self._tls_context,
+            ca=self._tls_files.ca,
         )  # fmt: skip
         await connection.open()
         self._retained = RetainedFilter(cluster=self._is_cluster)
@@ -232,6 +236,7 @@ class MqttTransport(Transport):
             self._broker_connection = connection
             if first_connection.done():
                 self.counters["reconnects"] += 1
+                _log.info("%s: connected to %s again", self._name, self.address)
             self._set("connected")
             if self._on_connect is not None and not await connection.run_until_lost(
                 self._on_connect()
@@ -345,7 +350,7 @@ class MqttTransport(Transport):
             self.counters["inbound-too-large"] += 1
             _log.warning(
                 "%s dropped a message: inbound-too-large: %d bytes on %s, the limit is %d",
-                self.client_id, len(payload), topic, self.options.max_inbound_payload,
+                self._name, len(payload), topic, self.options.max_inbound_payload,
             )  # fmt: skip
             return
         if not is_gossip(topic):

@@ -185,8 +185,7 @@ class LinkSettings(SettingsTable):
     max_packet: Annotated[int, checked(check_packet)] = LARGEST_PACKET
     """Bytes of the largest packet to send, 512 to 16777216; less if the broker announces a lower limit
     (MQTT 5). If the broker closes the connection on smaller packets, or silently drops them, chunks are
-    halved until they get through: see `PacketLimit`. Lower it to the broker's limit, if you know it, to
-    avoid that search."""
+    halved until they get through. Lower it to the broker's limit, if you know it, to avoid that search."""
 
 
 class MqttOptions(LinkSettings):

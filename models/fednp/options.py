@@ -17,10 +17,12 @@ _Count = Annotated[int, Field(ge=1)]
 class FedNPOptions(BaseModel):
     """Options of FedNP, which pulls parameters towards a prediction from the data of all peers.
 
-    In a config, an empty `[fednp]` table means the defaults. Peer 0 is the counting peer; this and the other
-    words are explained in models/fednp/learner.py. If a peer's push-sum weight changes while it trains (live
-    peers in async mode, virtual time, push-sum on irregular graphs), its site is multiplied by that weight,
-    so cavities are approximate.
+    In a config, an empty `[fednp]` table means the defaults. A latent z describes the data of the whole
+    swarm; a peer's *site* is the Gaussian factor of z that stands for its own data, its *cavity* the prior
+    times the sites of all others. A network f computes the site from the peer's inputs, and a network of
+    Gaussians (NPN) predicts parameters from z. Peer 0 is the one by which peers are counted. If a peer's
+    push-sum weight changes while it trains (live peers in async mode, virtual time, push-sum on irregular
+    graphs), its site is multiplied by that weight, so cavities are approximate.
     """
 
     model_config = ConfigDict(
@@ -44,7 +46,9 @@ class FedNPOptions(BaseModel):
     """The fraction of the way by which a site moves towards its new value in one update. Lower it when
     cavities are out of date."""
     moments: Moments = "quadrature"
-    """How the moments of a tilted cavity are computed."""
+    """How the moments of a cavity, tilted by a sigmoid of the signal, are computed. quadrature: at `nodes`
+    points, the most exact. closed: a formula, which may fail for variances above 16. probit: exact for
+    another sigmoid."""
     nodes: Annotated[int, Field(ge=2, le=100)] = 20
     """Number of quadrature nodes. Raise it for more exact moments, which take longer."""
     signals: Literal["each", "one"] = "each"

@@ -10,6 +10,7 @@ from .candidates import NORM_PARTS as NORM_PARTS
 from .candidates import Candidate as Candidate
 from .candidates import levels as levels
 from .candidates import propose as propose
+from .decisions import MIN_PEERS as MIN_PEERS
 from .decisions import SPREAD as SPREAD
 from .decisions import AutoOptions as AutoOptions
 from .decisions import Compared as Compared
@@ -17,7 +18,6 @@ from .decisions import Decision as Decision
 from .decisions import Memory as Memory
 from .decisions import Plan as Plan
 from .decisions import Planner as Planner
-from .member import MIN_PEERS as MIN_PEERS
 from .member import MIN_SAMPLES as MIN_SAMPLES
 from .member import SharingMember as SharingMember
 from .member import check_learner as check_learner

@@ -310,17 +310,23 @@ class Assignment:
         # code of all cells, the code of cells that are not chosen, and whether a cell is chosen.
         other_code, chosen_flag = code_of_cell << MAX_GROUPINGS, 1 << 2 * MAX_GROUPINGS
         key_of_cell = np.where(is_chosen, chosen_flag, other_code) | code_of_cell
-        coordinates: dict[int, list[np.ndarray]] = {}
+        coordinates: dict[int, list[Coordinates]] = {}
         for parameter in self.anatomy.parameters:
-            if any(is_chosen[axis_cells].any() for axis_cells in _cells_of(parameter)):
-                keys = _bits_of_coordinates(key_of_cell, parameter)
-                with_chosen = np.flatnonzero(keys >> 2 * MAX_GROUPINGS)
-                start = self.anatomy.spans[parameter.name].start
-                for key, indices in _by_value(keys[with_chosen]):
-                    coordinates.setdefault(key, []).append(start + with_chosen[indices])
+            keys = [key_of_cell[cells] for cells in _cells_of(parameter)]
+            if not any((each >= chosen_flag).any() for each in keys):
+                continue
+            span = self.anatomy.spans[parameter.name]
+            if all((each == each[0]).all() for each in keys):  # as where a whole part is chosen
+                joined = int(np.bitwise_or.reduce([each[0] for each in keys]))
+                coordinates.setdefault(joined, []).append(span)
+                continue
+            key_of_coordinate = _bits_of_coordinates(key_of_cell, parameter)
+            with_chosen = np.flatnonzero(key_of_coordinate >= chosen_flag)
+            for key, indices in _by_value(key_of_coordinate[with_chosen]):
+                coordinates.setdefault(key, []).append(span.start + with_chosen[indices])
         mask = (1 << MAX_GROUPINGS) - 1
         return [
-            (key & mask, key >> MAX_GROUPINGS & mask, slice_if_contiguous(np.concatenate(pieces)))
+            (key & mask, key >> MAX_GROUPINGS & mask, slice_if_contiguous(np.r_[tuple(pieces)]))
             for key, pieces in coordinates.items()
         ]
 
@@ -555,9 +561,9 @@ def members(labels: Labels) -> list[Group]:
 
 
 def _cells_of(parameter: ParameterMap) -> Iterator[np.ndarray]:
-    """Yield the cells on each axis of a parameter, and those that all its values belong to."""
+    """Yield the cells on each axis of a parameter, and each cell that all its values belong to."""
     yield from (axis for axis in parameter.axes if axis is not None)
-    yield np.array([c for c in (parameter.cell, parameter.extra_cell) if c is not None], int)
+    yield from (np.array([c]) for c in (parameter.cell, parameter.extra_cell) if c is not None)
 
 
 def _bits_of_coordinates(bits: np.ndarray, parameter: ParameterMap) -> np.ndarray:

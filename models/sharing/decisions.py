@@ -90,6 +90,8 @@ MAX_VALUES = 256
 values, each group its own; these may be at most this many times as many as the network has parameters."""
 
 
+MIN_PEERS = 4
+"""The fewest peers that can decide: a standard error estimated from fewer is too unreliable."""
 SPREAD = 4
 """The value of `Plan.spread` where one averaging does not take values to all peers (in async mode, and on a
 sparse graph): values usually reach all peers within so many rounds, and then losses within as many. A plan
@@ -348,31 +350,33 @@ class Planner:
         """Return how many rounds a plan lasts if it need not wait for measurements; spread: as in Plan."""
         return 2 * spread or self.options.plan_rounds
 
-    def next_with_slow_spread(self, plan: Plan) -> Plan:
-        """Return the next plan if values turned out not to reach all peers in one averaging."""
-        return self._next(replace(plan, spread=SPREAD))
-
     def prolonged(self, plan: Plan, round_number: int) -> Plan:
         """Return the same plan for one more round."""
         return replace(plan, version=plan.version + 1, until=round_number + 1, chosen=None)
 
-    def must_wait(
-        self, plan: Plan, statistics: Statistics, round_number: int, online: int, min_peers: int
-    ) -> bool:
-        """Return whether the measurements of too few peers have arrived to make the next plan.
+    def next_if_measured(
+        self, plan: Plan, statistics: Statistics, round_number: int, online: int, is_slow: bool
+    ) -> Plan | None:
+        """Return the plan that follows after a round; None while measurements are waited for.
 
-        Those of `min_peers` peers are needed. Where values spread slowly (`Plan.spread`), those of all peers
-        of the plan that are online are needed, until the plan has lasted twice as long as usual.
+        Those of MIN_PEERS peers are needed. Where values spread slowly (`Plan.spread`), those of all peers of
+        the plan that are online are needed, until the plan has lasted twice as long as usual.
 
-        online: how many peers of the plan are online.
+        online: how many peers of the plan are online. is_slow: whether values turned out not to reach all
+        peers in one averaging.
         """
-        if not plan.deciding or not (plan.spread or plan.candidates):
-            return False
-        needed = min_peers
+        plan = replace(plan, until=round_number)
+        if not plan.deciding:
+            return self.next(plan, statistics)
+        if not plan.spread and not plan.candidates:
+            return (
+                self._next(replace(plan, spread=SPREAD)) if is_slow else self.next(plan, statistics)
+            )
+        needed = MIN_PEERS
         if plan.spread and round_number < plan.round + 2 * self.length(plan.spread):
             needed = max(needed, online)
         arrived = statistics.measured if plan.candidates else int(statistics.present.sum())
-        return arrived < needed
+        return self.next(plan, statistics) if arrived >= needed else None
 
     def next(self, plan: Plan, statistics: Statistics) -> Plan:
         """Return the plan that follows when a plan ends, at the end of the round `plan.until`.
@@ -508,7 +512,9 @@ class Planner:
         ]
         is_large, is_certain = gains > min_gains, gains > needed_errors * errors
         certain = np.flatnonzero(is_large & is_certain).tolist()
-        chosen = self._choose(certain, candidates, gains, relative)
+        is_hint = is_large & (gains > options.hint_share * needed_errors * errors)
+        hints = np.flatnonzero(is_hint).tolist()
+        chosen = self._choose(certain, hints, candidates, gains, relative)
         if (
             chosen is None and memory.steps
         ):  # a small change may have a small gain: see `min_later_gain`
@@ -522,8 +528,7 @@ class Planner:
             for index, (candidate, gain, error) in results
         ]  # fmt: skip
         if chosen is None:
-            is_hint = is_large & (gains > options.hint_share * needed_errors * errors)
-            memory.comparisons_without_hint += not is_hint.any()
+            memory.comparisons_without_hint += not hints
             return None
         memory.steps += 1
         self._restart_comparisons()
@@ -546,25 +551,33 @@ class Planner:
     def _choose(
         self,
         certain: Sequence[int],
+        hints: Sequence[int],
         candidates: Sequence[Candidate],
         gains: np.ndarray,
         relative: np.ndarray,
     ) -> int | None:
-        """Return the index of the candidate to choose; None if no gain is certain.
+        """Return the index of the candidate to choose; None if there is none.
 
         It is one of the lowest level (see Candidate) that gains enough compared with others: see `min_lead`
-        of AutoOptions. Norm layers, whose levels are negative, need no such share of the largest gain.
+        of AutoOptions. Norm layers, whose levels are negative, need no such share of the largest gain. But
+        they wait while the outputs seem to gain more and that is not certain yet: every change begins the
+        measurement of the outputs anew.
 
-        certain: the indices of candidates whose gain is certain. relative: [candidates, peers], the change of
-        the loss, relative to the mean loss.
+        certain, hints: the indices of candidates whose gain is certain, and is at least a hint. relative:
+        [candidates, peers], the change of the loss, relative to the mean loss.
         """
         by_level: dict[int, list[int]] = {}
         for index in certain:
             by_level.setdefault(candidates[index].level, []).append(index)
         best_gains = {level: float(max(gains[indices])) for level, indices in by_level.items()}
         largest = max(best_gains.values(), default=0.0)
+        awaited = 0.0
+        if 0 not in by_level:
+            outputs = [float(gains[index]) for index in hints if candidates[index].level == 0]
+            awaited = max(outputs, default=0.0)
         for level in sorted(by_level):
-            if level < 0 or best_gains[level] >= self.options.min_lead * largest:
+            needed = awaited if level < 0 else self.options.min_lead * largest
+            if best_gains[level] >= needed:
                 return self._most_shared(by_level[level], candidates, gains, relative)
         return None
 

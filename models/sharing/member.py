@@ -26,8 +26,6 @@ from .candidates import NORM_PARTS, NORM_STATISTICS
 from .decisions import AutoOptions, Plan
 from .statistics import SKETCH_SIZE, cell_of_coordinates, coordinates_into, outputs_of, sketch
 
-MIN_PEERS = 4
-"""The fewest peers that can decide: a standard error estimated from fewer is too unreliable."""
 MIN_SAMPLES = 10
 """The fewest training samples of a peer from which some can be held out."""
 OUTPUT_COPY_SAMPLES = 160
@@ -583,7 +581,7 @@ class _OutputCopy:
         self._learner, self._layer, self._rule = learner, layer, rule
         self._spans = learner.network.slicing.anatomy.spans
         self._values = {
-            f"{name}.{key}": value.detach().clone().requires_grad_()
+            f"{name}.{key}".lstrip("."): value.detach().clone().requires_grad_()
             for key, value in layer.named_parameters()
         }
         self._state = [
@@ -597,12 +595,10 @@ class _OutputCopy:
         """Return a new copy; None unless the last layer is linear and is trained by a known optimizer."""
         module = learner.network.module
         leaves = [
-            (name, layer)
-            for name, layer in module.named_modules()
-            if name and not list(layer.children())
+            (name, layer) for name, layer in module.named_modules() if not list(layer.children())
         ]
         rule = read_rule(learner)
-        name, layer = leaves[-1] if leaves else ("", module)
+        name, layer = leaves[-1]
         is_trained = all(parameter.requires_grad for parameter in layer.parameters())
         if not isinstance(layer, nn.Linear) or rule is None or not is_trained:
             return None

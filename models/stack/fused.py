@@ -4,8 +4,9 @@ A network is trained for all its steps while its weights, activations and gradie
 cache, and nothing is called per step: batched products of torch read and write all of them once per
 operation. Without numba (`pip install 'gossamer[fast]'`) torch trains; results agree up to rounding.
 
-Inside, a layer's weights are stored transposed, [inputs, cells], and every row is padded with zeros to whole
-vectors, so that all products have the form C += A · B with rows of B and C in vector registers.
+Inside, a layer's weights are stored transposed, [inputs, cells], in panels of _WIDTH columns, padded with
+zeros: a panel is one piece of memory, read from its beginning to its end. So all products have the form
+C += A · B with rows of B and C in vector registers.
 
 Inputs that are 0 in all samples of a step, such as the margins of images, are left out of the products: their
 weights neither contribute nor change.
@@ -18,23 +19,50 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import njit, types
 from numba.extending import intrinsic
 
 _WIDTH = 16
 """Columns of a tile: one vector with AVX-512, two with AVX2, four with NEON."""
-_ROWS = 4
-"""Rows of a tile: with AVX2 and NEON as many as fit into the registers."""
+_ROWS = 12 if get_host_cpu_features().get("avx512f") else 6
+"""Most rows of a tile: its sums, a row of B and a value of A must fit into the registers."""
+_BLOCK = 4
+"""Consecutive inputs that are left out together if all are 0; divides _WIDTH."""
 _DEPTH = 256
-"""Products that are added to a tile at once: a column of tiles of B stays in the first-level cache."""
+"""Products that are added to a tile at once: the rows of B stay in the first-level cache."""
 
 _compiled = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
 _inlined = njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"}, inline="always")
 
+_WHOLE, _SINGLE, _LANE = ir.IntType(64), ir.FloatType(), ir.IntType(32)
+_VECTOR = ir.VectorType(_SINGLE, _WIDTH)
+
+
+def _at(builder: Any, address: Any, offset: Any) -> Any:
+    """Return a pointer to the value `offset` values after an address."""
+    return builder.gep(builder.inttoptr(address, _SINGLE.as_pointer()), [offset])
+
+
+def _load(builder: Any, pointer: Any) -> Any:
+    value = builder.load(builder.bitcast(pointer, _VECTOR.as_pointer()))
+    value.align = 4
+    return value
+
+
+def _store(builder: Any, value: Any, pointer: Any) -> None:
+    builder.store(value, builder.bitcast(pointer, _VECTOR.as_pointer())).align = 4
+
+
+def _shuffle(builder: Any, first: Any, second: Any, lanes: list[int]) -> Any:
+    mask = ir.Constant(ir.VectorType(_LANE, _WIDTH), lanes)
+    return builder.shuffle_vector(first, second, mask)
+
 
 @intrinsic
-def _tile(
+def _add_tile(
     context: Any,
+    rows: Any,
     c: Any,
     c_row: Any,
     a: Any,
@@ -47,58 +75,86 @@ def _tile(
     """Compute C += A · B for a tile of C, given by addresses; the sums stay in registers.
 
     The products are summed before C is added, because a sum that begins with C loses their last digits.
-    c_row, a_row, b_row, a_column: the values between two rows, or columns, of a matrix. depth: the rows of B,
-    at least one.
+    rows: of the tile, at most _ROWS. c_row, a_row, b_row, a_column: the values between two rows, or columns,
+    of a matrix. depth: the rows of B, at least one.
     """
-    signature = types.void(*[types.intp] * 8)
+    signature = types.void(*[types.intp] * 9)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        c, c_row, a, a_row, a_column, b, b_row, depth = arguments
-        whole, single = ir.IntType(64), ir.FloatType()
-        vector, lane = ir.VectorType(single, _WIDTH), ir.IntType(32)
+        rows, c, c_row, a, a_row, a_column, b, b_row, depth = arguments
 
         def number(value: int) -> Any:
-            return ir.Constant(whole, value)
+            return ir.Constant(_WHOLE, value)
 
-        def at(address: Any, offset: Any) -> Any:
-            return builder.gep(builder.inttoptr(address, single.as_pointer()), [offset])
-
-        def load(pointer: Any) -> Any:
-            value = builder.load(builder.bitcast(pointer, vector.as_pointer()))
-            value.align = 4
-            return value
-
-        def spread(value: Any) -> Any:
-            undefined = ir.Constant(vector, ir.Undefined)
-            first = builder.insert_element(undefined, value, ir.Constant(lane, 0))
-            lanes = ir.Constant(ir.VectorType(lane, _WIDTH), [0] * _WIDTH)
-            return builder.shuffle_vector(first, undefined, lanes)
-
-        targets = [at(c, builder.mul(c_row, number(row))) for row in range(_ROWS)]
-        zero = ir.Constant(vector, [0.0] * _WIDTH)
-        before = builder.block
-        loop = builder.append_basic_block("loop")
+        zero = ir.Constant(_VECTOR, [0.0] * _WIDTH)
+        undefined = ir.Constant(_VECTOR, ir.Undefined)
         after = builder.append_basic_block("after")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        index, sums = builder.phi(whole), [builder.phi(vector) for _ in targets]
-        right = load(at(b, builder.mul(b_row, index)))
-        column = builder.mul(a_column, index)
-        ends = []
-        for row, total in enumerate(sums):
-            left = builder.load(at(a, builder.add(builder.mul(a_row, number(row)), column)))
-            product = builder.fmul(spread(left), right, flags=["contract"])
-            ends.append(builder.fadd(product, total, flags=["contract"]))
-        following = builder.add(index, number(1))
-        values = zip([index, *sums], [number(0), *[zero] * _ROWS], [following, *ends], strict=True)
-        for phi, first, later in values:
-            phi.add_incoming(first, before)
-            phi.add_incoming(later, loop)
-        builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)
+        heights = builder.switch(rows, after)
+        for height in range(1, _ROWS + 1):
+            before = builder.append_basic_block(f"rows{height}")
+            heights.add_case(number(height), before)
+            builder.position_at_end(before)
+            targets = [_at(builder, c, builder.mul(c_row, number(row))) for row in range(height)]
+            loop = builder.append_basic_block(f"loop{height}")
+            last = builder.append_basic_block(f"last{height}")
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            index, sums = builder.phi(_WHOLE), [builder.phi(_VECTOR) for _ in targets]
+            right = _load(builder, _at(builder, b, builder.mul(b_row, index)))
+            column = builder.mul(a_column, index)
+            ends = []
+            for row, total in enumerate(sums):
+                left = _at(builder, a, builder.add(builder.mul(a_row, number(row)), column))
+                one = builder.insert_element(undefined, builder.load(left), ir.Constant(_LANE, 0))
+                spread = _shuffle(builder, one, undefined, [0] * _WIDTH)
+                product = builder.fmul(spread, right, flags=["contract"])
+                ends.append(builder.fadd(product, total, flags=["contract"]))
+            following = builder.add(index, number(1))
+            values = zip(
+                [index, *sums], [number(0), *[zero] * height], [following, *ends], strict=True
+            )
+            for phi, first, later in values:
+                phi.add_incoming(first, before)
+                phi.add_incoming(later, loop)
+            builder.cbranch(builder.icmp_signed("<", following, depth), loop, last)
+            builder.position_at_end(last)
+            for target, end in zip(targets, ends, strict=True):
+                _store(builder, builder.fadd(_load(builder, target), end), target)
+            builder.branch(after)
         builder.position_at_end(after)
-        for target, end in zip(targets, ends, strict=True):
-            total = builder.fadd(load(target), end)
-            builder.store(total, builder.bitcast(target, vector.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _transpose_block(
+    context: Any, source: Any, source_row: Any, target: Any, target_row: Any
+) -> Any:
+    """Copy a square block of _WIDTH rows, given by addresses, to its transpose."""
+    signature = types.void(*[types.intp] * 4)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, source_row, target, target_row = arguments
+
+        def row_of(address: Any, stride: Any, row: int) -> Any:
+            return _at(builder, address, builder.mul(stride, ir.Constant(_WHOLE, row)))
+
+        rows = [_load(builder, row_of(source, source_row, row)) for row in range(_WIDTH)]
+        half = _WIDTH // 2
+        # Exchange the upper right and the lower left quarters of all squares of two halves.
+        while half:
+            lanes = range(_WIDTH)
+            upper = [_WIDTH + lane - half if lane & half else lane for lane in lanes]
+            lower = [_WIDTH + lane if lane & half else lane + half for lane in lanes]
+            for row in range(_WIDTH):
+                if not row & half:
+                    pair = rows[row], rows[row + half]
+                    rows[row] = _shuffle(builder, *pair, upper)
+                    rows[row + half] = _shuffle(builder, *pair, lower)
+            half //= 2
+        for row, values in enumerate(rows):
+            _store(builder, values, row_of(target, target_row, row))
         return context.get_dummy_value()
 
     return signature, generate
@@ -106,26 +162,31 @@ def _tile(
 
 @_compiled
 def _add_product(
-    c: Any,
-    c_row: int,
-    a: Any,
-    a_row: int,
-    a_column: int,
-    b: Any,
-    b_row: int,
+    c: tuple[Any, int, int],
+    a: tuple[Any, int, int],
+    b: tuple[Any, int, int],
     shape: tuple[int, int, int],
 ) -> None:
-    """Compute C += A · B. shape: the rows and columns of C, rounded up to tiles, and the rows of B."""
+    """Compute C += A · B.
+
+    c, b: address, values between two rows, and values between two panels of _WIDTH columns. a: address,
+    values between two rows, and between two columns. shape: the rows and columns of C, the latter rounded up
+    to panels, and the rows of B.
+    """
     rows, columns, depth = shape
     for first in range(0, depth, _DEPTH):
         part = min(_DEPTH, depth - first)
-        for column in range(0, columns, _WIDTH):
-            right = b + 4 * (first * b_row + column)
-            for row in range(0, rows, _ROWS):
-                left = a + 4 * (row * a_row + first * a_column)
-                _tile(  # pyright: ignore[reportCallIssue]
-                    c + 4 * (row * c_row + column), c_row, left, a_row, a_column, right, b_row, part
-                )
+        for panel in range(columns // _WIDTH):
+            right = b[0] + 4 * (first * b[1] + panel * b[2])
+            row = 0
+            while row < rows:
+                left = rows - row
+                tiles = (left + _ROWS - 1) // _ROWS
+                height = (left + tiles - 1) // tiles  # tiles of equal heights
+                target = c[0] + 4 * (row * c[1] + panel * c[2])
+                source = a[0] + 4 * (row * a[1] + first * a[2])
+                _add_tile(height, target, c[1], source, a[1], a[2], right, b[1], part)  # pyright: ignore[reportCallIssue]
+                row += height
 
 
 @_inlined
@@ -216,16 +277,33 @@ def _softmax(outputs: Any, label: int, classes: int) -> float:
 
 @_compiled
 def _transpose(
-    source: Any, target: Any, shape: tuple[int, int], width: int, target_width: int
+    source: Any,
+    from_stride: tuple[int, int],
+    target: Any,
+    to_stride: tuple[int, int],
+    shape: tuple[int, int],
 ) -> None:
-    """Copy a matrix of this shape, with rows of `width` values in memory, to its transpose."""
+    """Copy a matrix of this shape to its transpose.
+
+    from_stride, to_stride: the values between two rows, and between two panels of _WIDTH columns.
+    """
     rows, columns = shape
-    # With two indices, which cannot be negative, it takes half the time.
-    from_matrix = source.reshape((len(source) // width, width))
-    to_matrix = target.reshape((len(target) // target_width, target_width))
+    whole_rows, whole_columns = rows // _WIDTH * _WIDTH, columns // _WIDTH * _WIDTH
+    for row in range(0, whole_rows, _WIDTH):
+        for column in range(0, whole_columns, _WIDTH):
+            from_at = row * from_stride[0] + column // _WIDTH * from_stride[1]
+            to_at = column * to_stride[0] + row // _WIDTH * to_stride[1]
+            _transpose_block(  # pyright: ignore[reportCallIssue]
+                source.ctypes.data + 4 * from_at,
+                from_stride[0],
+                target.ctypes.data + 4 * to_at,
+                to_stride[0],
+            )
     for row in range(rows):
-        for column in range(columns):
-            to_matrix[column, row] = from_matrix[row, column]
+        to_panel = row // _WIDTH * to_stride[1] + row % _WIDTH
+        for column in range(whole_columns if row < whole_rows else 0, columns):
+            from_at = row * from_stride[0] + column // _WIDTH * from_stride[1] + column % _WIDTH
+            target[to_panel + column * to_stride[0]] = source[from_at]
 
 
 @_compiled
@@ -235,18 +313,18 @@ def _round_up(count: Any, unit: int) -> Any:
 
 @_compiled
 def _find_runs(used: Any, runs: Any) -> int:
-    """Write the first and the last + 1 of every run of inputs that are used, in whole tiles; return how many.
+    """Write the first and the last + 1 of every run of used inputs, in whole blocks; return how many.
 
     used: not 0 for an input that is used.
     """
     found, end = 0, -1
-    for begin in range(0, len(used), _ROWS):
-        for i in range(begin, begin + _ROWS):
+    for begin in range(0, len(used), _BLOCK):
+        for i in range(begin, begin + _BLOCK):
             if used[i] != 0:
                 if begin != end:
                     runs[found, 0] = begin
                     found += 1
-                end = begin + _ROWS
+                end = begin + _BLOCK
                 runs[found - 1, 1] = end
                 break
     return found
@@ -280,7 +358,6 @@ def train(
     begin = 0
     for end in ends:
         most, begin = max(most, end - begin), end
-    most = _round_up(most, _ROWS)
     # One piece of memory: every layer's weights, biases, outputs (the inputs are those of layer −1) and δ.
     wide = np.empty(layers + 1, np.int64)
     weight_at, bias_at = np.empty(layers, np.int64), np.empty(layers, np.int64)
@@ -311,23 +388,22 @@ def train(
     base = memory.ctypes.data
     sums = np.zeros(wide[layers], np.float32)
     used = np.zeros(wide[0], np.float32)
-    runs = np.empty((wide[0] // _ROWS, 2), np.int64)
+    runs = np.empty((wide[0] // _BLOCK, 2), np.int64)
     totals, correct = np.zeros(peers), np.zeros(peers, np.int64)
     for peer in range(peers):
         network = values[rows[peer]]
         for layer in range(layers):
             inputs, outputs = cells[layer], cells[layer + 1]
-            width = wide[layer + 1]
             given = network[places[layer, 0] : places[layer, 0] + inputs * outputs]
-            weight = memory[weight_at[layer] : weight_at[layer] + inputs * width]
-            _transpose(given, weight, (outputs, inputs), inputs, width)
+            weight = memory[weight_at[layer] : bias_at[layer]]
+            panels = _WIDTH, _WIDTH * wide[layer]
+            _transpose(given, (inputs, _WIDTH), weight, panels, (outputs, inputs))
             if places[layer, 1] >= 0:
                 bias = memory[bias_at[layer] : bias_at[layer] + outputs]
                 bias[:] = network[places[layer, 1] : places[layer, 1] + outputs]
         begin = 0
         for end in ends:
             batch = end - begin
-            padded = _round_up(batch, _ROWS)
             used[:] = 0
             for row in range(batch):
                 x_at = output_at[0] + row * wide[0]
@@ -340,7 +416,7 @@ def train(
             for layer in range(layers):
                 width = wide[layer + 1]
                 bias = memory[bias_at[layer] : bias_at[layer] + width]
-                for row in range(padded):
+                for row in range(batch):
                     z_at = output_at[layer + 1] + row * width
                     z = memory[z_at : z_at + width]
                     for i in range(len(z)):
@@ -348,10 +424,15 @@ def train(
                 for run in range(1 if layer else count):
                     first, last = (0, cells[layer]) if layer else (runs[run, 0], runs[run, 1])
                     _add_product(
-                        base + 4 * output_at[layer + 1], width,
-                        base + 4 * (output_at[layer] + first), wide[layer], 1,
-                        base + 4 * (weight_at[layer] + first * width), width, (batch, width, last - first),
-                    )  # fmt: skip
+                        (base + 4 * output_at[layer + 1], width, _WIDTH),
+                        (base + 4 * (output_at[layer] + first), wide[layer], 1),
+                        (
+                            base + 4 * (weight_at[layer] + first * _WIDTH),
+                            _WIDTH,
+                            _WIDTH * wide[layer],
+                        ),
+                        (batch, width, last - first),
+                    )
                 z = memory[output_at[layer + 1] : output_at[layer + 1] + batch * width]
                 _activate(z, activations[layer])
                 if cells[layer + 1] < width:
@@ -393,23 +474,26 @@ def train(
                 output = memory[output_at[layer + 1] : output_at[layer + 1] + batch * width]
                 _multiply_by_slope(delta, output, activations[layer])
                 if layer:
-                    weight = memory[weight_at[layer] : weight_at[layer] + inner * width]
+                    weight = memory[weight_at[layer] : bias_at[layer]]
                     turned = memory[turned_at : turned_at + inner * width]
-                    _transpose(weight, turned, (cells[layer], cells[layer + 1]), width, inner)
-                    d_in = memory[delta_at[layer] : delta_at[layer] + padded * inner]
+                    panels, turned_panels = (_WIDTH, _WIDTH * inner), (_WIDTH, _WIDTH * width)
+                    _transpose(weight, panels, turned, turned_panels, (inner, width))
+                    d_in = memory[delta_at[layer] : delta_at[layer] + batch * inner]
                     d_in[:] = 0
                     _add_product(
-                        base + 4 * delta_at[layer], inner,
-                        base + 4 * delta_at[layer + 1], width, 1,
-                        base + 4 * turned_at, inner, (batch, inner, cells[layer + 1]),
-                    )  # fmt: skip
+                        (base + 4 * delta_at[layer], inner, _WIDTH),
+                        (base + 4 * delta_at[layer + 1], width, 1),
+                        (base + 4 * turned_at, _WIDTH, _WIDTH * width),
+                        (batch, inner, cells[layer + 1]),
+                    )
                 for run in range(1 if layer else count):
                     first, last = (0, cells[layer]) if layer else (runs[run, 0], runs[run, 1])
                     _add_product(
-                        base + 4 * (weight_at[layer] + first * width), width,
-                        base + 4 * (output_at[layer] + first), 1, inner,
-                        base + 4 * delta_at[layer + 1], width, (last - first, width, batch),
-                    )  # fmt: skip
+                        (base + 4 * (weight_at[layer] + first * _WIDTH), _WIDTH, _WIDTH * inner),
+                        (base + 4 * (output_at[layer] + first), 1, inner),
+                        (base + 4 * delta_at[layer + 1], width, _WIDTH),
+                        (last - first, width, batch),
+                    )
                 if places[layer, 1] >= 0:
                     bias = memory[bias_at[layer] : bias_at[layer] + width]
                     for row in range(batch):
@@ -419,10 +503,10 @@ def train(
             begin = end
         for layer in range(layers):
             inputs, outputs = cells[layer], cells[layer + 1]
-            width = wide[layer + 1]
             given = network[places[layer, 0] : places[layer, 0] + inputs * outputs]
-            weight = memory[weight_at[layer] : weight_at[layer] + inputs * width]
-            _transpose(weight, given, (inputs, outputs), width, inputs)
+            weight = memory[weight_at[layer] : bias_at[layer]]
+            panels = _WIDTH, _WIDTH * wide[layer]
+            _transpose(weight, panels, given, (inputs, _WIDTH), (inputs, outputs))
             if places[layer, 1] >= 0:
                 bias = memory[bias_at[layer] : bias_at[layer] + outputs]
                 network[places[layer, 1] : places[layer, 1] + outputs] = bias

@@ -245,6 +245,9 @@ class OptimizerStates:
     ):
         self._learners, self._shared = learners, shared
         self._names = rule.state_names
+        for learner in learners:
+            if isinstance(learner.optimizer, RuleOptimizer):
+                learner.optimizer.rule = rule  # an equal one: one object is faster to compare
         self.values = [torch.zeros_like(like) for _ in rule.state_names]
         parameters = len(learners[0].network.parameters) if rule.counts_steps else 0
         self._steps = torch.zeros(len(learners), parameters)
@@ -261,34 +264,31 @@ class OptimizerStates:
             if self._shared:
                 state[name] = stacked
 
-    def rules(self, rows: Iterable[int]) -> dict[int, UpdateRule]:
-        """Return, by row, the update rule of some optimizers with the settings that they have now.
+    def rules(self, rows: Iterable[int]) -> dict[int, tuple[UpdateRule, int]]:
+        """Return, by row, the update rule of some optimizers with the settings that they have now, and the
+        number of steps that they have taken (0 for rules that do not count them).
 
         A scheduler may have changed their rate.
         """
-        rules: dict[int, UpdateRule] = {}
+        counted, checked = self._steps.numel() > 0, None
+        steps = self._steps[:, 0].int().tolist() if counted else []
+        rules: dict[int, tuple[UpdateRule, int]] = {}
         for row in rows:
-            learner = self._learners[row]
-            rule = _rule_of(learner.optimizer)
-            if rule is None or rule.state_names != self._names:
-                raise ModelError(
-                    f"peer {learner.network.peer!r}: its optimizer was changed in a way that its stack does "
-                    "not support: build a new Arena"
-                )
-            rules[row] = rule
+            rule = _rule_of(self._learners[row].optimizer)
+            if rule is None or rule is not checked:
+                if rule is None or rule.state_names != self._names:
+                    raise ModelError(
+                        f"peer {self._learners[row].network.peer!r}: its optimizer was changed in a way that "
+                        "its stack does not support: build a new Arena"
+                    )
+                checked = rule
+            rules[row] = rule, steps[row] if counted else 0
         return rules
 
     def count(self, rows: Sequence[int], steps: int) -> None:
         """Add `steps` to the step counters of some peers."""
         if self._steps.numel():
             self._steps[torch.tensor(rows)] += steps
-
-    @property
-    def steps_taken(self) -> list[int]:
-        """The number of steps that each peer's optimizer has taken; 0 for rules that do not count them."""
-        if not self._steps.numel():
-            return [0] * len(self._learners)
-        return self._steps[:, 0].int().tolist()
 
     def write_back(self) -> None:
         """Copy the state back to optimizers on another device."""
@@ -422,8 +422,7 @@ class SgdGroup(StackedGroup):
 
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
         # Peers of a stack share an update rule; a scheduler may have moved some of them to another rate.
-        rules, steps_taken = self._states.rules(rows), self._states.steps_taken
-        groups = _group_rows(rows, {row: (rules[row], steps_taken[row]) for row in rows})
+        groups = _group_rows(rows, self._states.rules(rows))
         self._states.count(rows, len(self._step_ends(repeats)))
         return [
             lambda rows=chunk, rule=rule, taken=taken: self._train(rows, repeats, rule, taken)
@@ -467,7 +466,8 @@ class SgdGroup(StackedGroup):
                 outputs = engine.train(values, state, job)
             metrics = score(outputs, drawn_labels, first.loss, first.right)
         for learner, of_peer in zip(learners, metrics, strict=True):
-            learner.advance_schedule(of_peer, stacked=True)
+            if learner.scheduler is not None:
+                learner.advance_schedule(of_peer, stacked=True)
         return self._with_indices(rows, metrics)
 
     def _test(self, rows: Sequence[int]) -> list[tuple[int, Metrics]]:

@@ -207,7 +207,7 @@ class Broker:
             process.stdin.close()
 
     def restart(self) -> None:
-        """Stop and start again on the same ports. Retained messages are lost, except in a cluster."""
+        """Stop and start again on the same ports. Retained messages are lost, unless it has a store."""
         self.stop()
         self.start()
 

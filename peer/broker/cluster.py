@@ -170,13 +170,15 @@ def write_cluster(
     swarm: str,
     peers: Iterable[str],
     observers: Iterable[str] = (),
+    passwords_in: Path | None = None,
 ) -> list[Path]:
     """Write a folder of configuration for every node of a cluster on other machines; return the folders.
 
     Every node's folder has nats.conf, with a swarm's users and permissions, its own certificate, and that of
     the authority, which is made in `folder / "authority"`; the users' passwords are in
-    `folder / "rules" / "secrets"`. An authority and passwords that exist are kept, since devices and running
-    nodes have them. A node is started in its folder, with `nats-server -c nats.conf`.
+    `folder / "rules" / "secrets"`, or in the folder `passwords_in`. An authority and passwords that exist are
+    kept, since devices and running nodes have them. A node is started in its folder, with
+    `nats-server -c nats.conf`.
     """
     if len(set(hosts)) != len(hosts) or len(hosts) < 3 or len(hosts) % 2 == 0:
         raise BrokerError(
@@ -187,7 +189,9 @@ def write_cluster(
         if not is_host(host):
             raise BrokerError(f"--nodes: {host!r} is neither a host name nor an address")
     authority = Authority.open(folder / "authority")
-    rules = write_rules(folder / "rules", swarm, peers, observers=observers)
+    rules = write_rules(
+        folder / "rules", swarm, peers, observers=observers, passwords_in=passwords_in
+    )
     bracketed = [f"[{host}]" if ":" in host else host for host in hosts]
     routes = tuple(f"{host}:{ROUTE_PORT}" for host in bracketed)
     secret = folder / "rules" / "node"

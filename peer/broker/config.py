@@ -25,6 +25,8 @@ from . import watchdog
 BrokerKind: TypeAlias = Literal["nats", "mosquitto"]
 BROKER_KINDS: tuple[BrokerKind, ...] = ("nats", "mosquitto")
 """The brokers that can be started, the preferred one first."""
+STORE_SECONDS = 10
+"""Seconds from one writing of a broker's store to the disk to the next."""
 MAX_PACKET = 16 * 1024 * 1024
 """Bytes of the largest packet that a broker accepts by default; peers send no larger ones."""
 
@@ -99,6 +101,8 @@ class BrokerSettings:
         mosquitto drops messages, and nats-server closes the connection, after which the client reconnects.
     mosquitto_options: further lines of mosquitto's configuration.
     cluster: makes it a node of a cluster of nats-servers; see `Cluster`.
+    store: a folder in which retained messages outlive the broker; without it, a broker begins with none. What
+        came in the last STORE_SECONDS before a power cut may be lost.
     """
 
     host: str = "127.0.0.1"
@@ -113,6 +117,7 @@ class BrokerSettings:
     max_queued_bytes: int = 64 * 1024 * 1024
     mosquitto_options: tuple[str, ...] = ()
     cluster: ClusterNode | None = None
+    store: Path | None = None
 
 
 def write_private(path: Path, content: str | bytes) -> Path:
@@ -140,6 +145,8 @@ def broker_command(
     rules = settings.rules
     if settings.tls is not None:
         settings = replace(settings, tls=settings.tls.resolved())
+    if settings.store is not None:
+        settings = replace(settings, store=_made(settings.store))
     for name in settings.users:
         if not name or ":" in name or "\n" in name:
             raise BrokerError(
@@ -153,10 +160,11 @@ def broker_command(
             passwords, acl = rules.passwords, rules.acl
         text = _mosquitto_config(settings, port, passwords, acl)
     else:
-        # MQTT needs JetStream. Its store is removed at every start, and with it all retained messages; but a
-        # node without the store that the rest of its cluster counts on would break the cluster's votes.
-        store = folder / "jetstream"
-        if settings.cluster is None:
+        # MQTT needs JetStream. Without a store of the user's its files are removed at every start, and with
+        # them all retained messages; but a node without the store that the rest of its cluster counts on
+        # would break the cluster's votes.
+        store = settings.store or folder / "jetstream"
+        if settings.store is None and settings.cluster is None:
             shutil.rmtree(store, ignore_errors=True)
         users = [_nats_user(user, password) for user, password in settings.users.items()]
         if not users and rules is not None:
@@ -166,6 +174,15 @@ def broker_command(
     # -I -S for a fast start: the watchdog needs only the standard library.
     watchdog_command = [sys.executable, "-I", "-S", watchdog.__file__, str(folder)]
     return [*watchdog_command, program, "-c", str(config)]
+
+
+def _made(store: Path) -> Path:
+    """Return the absolute path of a broker's store, which is made at first use."""
+    try:
+        store.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BrokerError(f"{store}: cannot be made: {error.strerror}") from None
+    return store.resolve()
 
 
 # --- nats-server -------------------------------------------------------------------------------------
@@ -210,7 +227,10 @@ def _nats_config(
         "max_payload": settings.max_packet,
         "max_pending": max(settings.max_queued_bytes, 2 * settings.max_packet),
         "write_deadline": "5m",  # for large packets on slow connections; keepalive detects dead ones
-        "jetstream": {"store_dir": str(store), "max_file_store": 1 << 30, "max_memory_store": 1 << 28},
+        "jetstream": {
+            "store_dir": str(store), "max_file_store": 1 << 30, "max_memory_store": 1 << 28,
+            "sync_interval": f"{STORE_SECONDS}s",
+        },
         "mqtt": {
             "host": settings.host,
             "port": port,
@@ -275,7 +295,7 @@ def _mosquitto_config(
     settings: BrokerSettings, port: int, passwords: Path | None, acl: Path | None
 ) -> str:
     options: dict[str, Any] = {
-        "persistence": "false",
+        "persistence": "false" if settings.store is None else "true",
         "log_dest": "stderr",
         "set_tcp_nodelay": "true",
         "max_packet_size": settings.max_packet,
@@ -283,6 +303,9 @@ def _mosquitto_config(
         "max_queued_bytes": settings.max_queued_bytes,
         "allow_anonymous": "false" if passwords else "true",
     }
+    if settings.store is not None:
+        options["persistence_location"] = f"{settings.store}/"
+        options["autosave_interval"] = STORE_SECONDS
     if os.geteuid() == 0:
         # By default mosquitto changes from root to the user "mosquitto", which cannot read root's files.
         options["user"] = "root"
@@ -391,14 +414,15 @@ def write_rules(
     observers: Iterable[str] = (),
     port: int = 1883,
     discovery: bool = False,
+    passwords_in: Path | None = None,
 ) -> RuleFiles:
     """Write passwords and permissions for a broker that several peers share, into a folder.
 
         files = write_rules(folder, "garden", ["anna@…", "ben@…"], observers=["watch"])
 
     writes the same rules for mosquitto (`passwords`, `acl` and `mosquitto.conf`) and nats-server
-    (`nats.conf`), and every user's password into `secrets/`; existing passwords are kept. Users have the full
-    names of the peers (`label@id`). A peer may
+    (`nats.conf`), and every user's password into `secrets/`, or into the folder `passwords_in`; existing
+    passwords are kept. Users have the full names of the peers (`label@id`). A peer may
 
     - publish its own card, status, metrics and summary, and none under another peer's name;
     - publish to every peer's inbox, for gossip (packets authenticate their sender themselves);
@@ -419,9 +443,11 @@ def write_rules(
         )
     folder, settings = Path(folder), BrokerSettings()
     rules = permissions(swarm, peers, owner, observers, discovery=discovery)
-    secret_files = {user: folder / "secrets" / user for user in rules}
+    passwords_in = passwords_in or folder / "secrets"
+    secret_files = {user: passwords_in / user for user in rules}
     try:
-        (folder / "secrets").mkdir(parents=True, exist_ok=True)
+        for each in (folder, passwords_in):
+            each.mkdir(parents=True, exist_ok=True)
         for path in secret_files.values():
             if not path.exists():
                 write_private(path, secrets.token_urlsafe(24) + "\n")

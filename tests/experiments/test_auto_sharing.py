@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import networkx as nx
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from gossamer.experiments.arena import Arena, AutoSharing, ExactMean, Gossip, Mixing
 from gossamer.experiments.data import load
@@ -35,7 +36,16 @@ torch.set_num_threads(1)
 PEERS = 10
 
 
-def learners(permuted: bool, peers: int = PEERS, samples: int = 120) -> list[SgdLearner]:
+def perceptron() -> nn.Module:
+    return mlp("64=30=10")
+
+
+def learners(
+    permuted: bool,
+    peers: int = PEERS,
+    samples: int = 120,
+    make: Callable[[], nn.Module] = perceptron,
+) -> list[SgdLearner]:
     """Peers with the digits of scikit-learn; every second one has other labels if `permuted`."""
     digits = load("digits")
     order = torch.randperm(len(digits.train.y), generator=torch.Generator().manual_seed(0))
@@ -49,9 +59,7 @@ def learners(permuted: bool, peers: int = PEERS, samples: int = 120) -> list[Sgd
     for index in range(peers):
         own = slice(index * samples, (index + 1) * samples)
         relabel = other if permuted and index % 2 else torch.arange(10)
-        network = SlicedNetwork(
-            mlp("64=30=10"), {"all": 1.0}, peer=f"peer{index}", rest=None, seed=0
-        )
+        network = SlicedNetwork(make(), {"all": 1.0}, peer=f"peer{index}", rest=None, seed=0)
         data = (x[own], relabel[y[own]]), (tests[0], relabel[tests[1]])
         result.append(SgdLearner(network, *data, local_samples=120, rate=0.1, seed=index))
     return result
@@ -72,6 +80,11 @@ def test_it_finds_the_groups_of_peers_with_other_labels_and_learns_better() -> N
     assert (0, 1) * 5 in groupings
     shared = list(Arena(learners(permuted=True)).run(14))[-1].accuracy
     assert accuracy > shared + 0.2
+
+
+def test_a_network_may_be_a_single_layer() -> None:
+    sharing, _ = run(learners(permuted=True, make=lambda: nn.Linear(64, 10)), 10)
+    assert [one.candidate.scheme for one in sharing.decisions] == [(0, 1) * 5]
 
 
 def test_it_changes_nothing_where_tasks_are_equal_and_gives_held_out_samples_back() -> None:
@@ -198,8 +211,11 @@ def test_what_was_given_by_hand_stays_even_where_sharing_would_be_better() -> No
     assert not sharing.decisions
 
 
-def test_a_wrong_decision_is_taken_back_and_accuracy_returns() -> None:
-    """Equal tasks, but a decision has made the outputs each peer's own: they are shared again."""
+@pytest.mark.parametrize(
+    ("part", "in_words"), [("2", "the outputs (2)"), ("0", "part 0")], ids=["outputs", "hidden"]
+)
+def test_a_wrong_decision_is_taken_back_and_accuracy_returns(part: str, in_words: str) -> None:
+    """Equal tasks, but a decision has made a part each peer's own: it is shared again."""
 
     def start() -> list[SgdLearner]:
         members = learners(permuted=False, samples=60)
@@ -210,7 +226,7 @@ def test_a_wrong_decision_is_taken_back_and_accuracy_returns() -> None:
         return float(np.mean([member.test().accuracy for member in members]))
 
     members, options = start(), AutoOptions()
-    wrong = own_part(members, "2")
+    wrong = own_part(members, part)
     moved = np.flatnonzero(wrong.scheme_of == OWN)
     planner = Planner(options, Memory(steps=1, moved=moved.tolist()))
     plan = planner.first(wrong)
@@ -226,7 +242,7 @@ def test_a_wrong_decision_is_taken_back_and_accuracy_returns() -> None:
             for follower in followers:
                 follower.follow(plan)
     assert [str(one.candidate) for one in planner.decisions] == [
-        "all cells of the outputs (2): shared by all peers again"
+        f"all cells of {in_words}: shared by all peers again"
     ]
     assert not plan.assignment.scheme_of.any()
     assert planner.memory.moved == []

@@ -357,6 +357,26 @@ def test_a_simulator_that_does_not_run_says_why(python: Path, reason: str) -> No
         run_simulator("pfl", python, WORKLOAD)
 
 
+def test_the_peak_is_printed_beside_the_ratio(tmp_path: Path) -> None:
+    simulator = tmp_path / "python"
+    simulator.write_text('#!/bin/sh\necho \'{"wall": 1e6, "cpu": 1e6}\'\n', encoding="utf-8")
+    simulator.chmod(0o700)
+    rows = peers({"pfl": simulator}, [WORKLOAD])
+    measured = [row for row in rows if row.measured is not None]
+    assert [row.name for row in measured] == [
+        "tiny, 1 thread, against pfl",
+        "tiny, 2 threads, against pfl",
+    ]
+    for row in measured:
+        assert row.ratio is not None
+        assert row.ratio > 1
+        # A round of few operations that takes 10⁶ seconds is nothing beside the peak.
+        assert re.fullmatch(
+            r"baseline: pfl, the fastest of them; 0\.\d\d of the machine's peak, the baseline 0\.00",
+            row.note,
+        )
+
+
 def test_an_arena_is_timed_on_one_thread() -> None:
     wall, processor = own_times(WORKLOAD)
     assert wall > 0 < processor

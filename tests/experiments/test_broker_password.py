@@ -100,6 +100,7 @@ def passwords_of_join(folder, monkeypatch, capsys, text: str, *options: str) -> 
     seen: list[ProcessSpec] = []
     monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec, **_: seen.append(spec) or 1)
     (folder / "device").mkdir(exist_ok=True)
+    (folder / "device/m.py").write_text("")
     (folder / "device/anna.toml").write_text(f'name = "anna"\nentry = "m:f"\n{text}\n')
     arguments = ["--broker", URL, "--swarm", "s", "--config", "device/anna.toml", "-o", "out"]
     assert runner(folder, monkeypatch, capsys, "join")(*arguments, *options).code == 1
@@ -167,6 +168,9 @@ def test_a_password_of_its_own_opens_a_broker(run):
             async with mqtt_transport(address.updated(password="wrong"), "a"):
                 pass
         assert "wrong" not in str(error.value)
+        with pytest.raises(TransportError, match="'anna' without a password: give --password-file"):
+            async with mqtt_transport(address.updated(password=None), "a"):
+                pass
         async with mqtt_transport(address, "a") as transport:
             return transport.connection.state
 

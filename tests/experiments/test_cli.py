@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +17,9 @@ import typer.main
 from cli_kit import Run, runs
 
 from gossamer.experiments.cli import app as cli
+from gossamer.experiments.cli import console
 from gossamer.experiments.config.tables import ConfigError
-from gossamer.experiments.data import names
+from gossamer.experiments.data import descriptions, names
 from gossamer.experiments.live import run as watch
 from gossamer.experiments.papers import PAPERS
 
@@ -72,12 +74,70 @@ def test_every_option_says_what_it_is_for() -> None:
     assert list(silent(typer.main.get_command(cli.app), "gossamer")) == []
 
 
+def all_commands(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command of the command line, with the words that call it."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from all_commands(inner, *path, name)
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [*all_commands(typer.main.get_command(cli.app))],
+    ids=lambda each: str(each),
+)
+def test_help_prints_all_that_was_written_and_nothing_about_types_of_flags(
+    gossamer: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], command: Any
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # so that no text is wrapped
+    shown = gossamer(*words, "-h").out
+    texts = [*(command.help or "").split("\n\n"), *(one.help for one in command.params)]
+    for text in texts:
+        assert text.replace("\\[", "[") in shown
+        assert "\n" not in text or "\n " in text or "\n-" in text
+    assert "<bool>" not in shown
+    assert not re.search(r"│[ *]+--\w.* <list", shown)
+
+
+def test_the_extra_that_an_option_needs_is_named(gossamer: Run) -> None:
+    for name in ("join", "status"):
+        assert "gossamer[metrics]" in gossamer(name, "--help").out
+
+
+def test_help_leaves_the_texts_of_options_most_of_a_narrow_terminal(
+    gossamer: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    (line,) = (
+        each for each in gossamer("join", "-h").out.splitlines() if "│ --metrics-port" in each
+    )
+    assert line.index("Serve") <= 36
+
+
+@pytest.mark.parametrize("port", ["70000", "-1", "x"])
+def test_a_port_that_does_not_exist_is_refused(gossamer: Run, port: str) -> None:
+    result = gossamer("broker", f"--port={port}")
+    assert result.code == 2
+    assert f"{port} is not a port, 0 to 65535" in result.err
+
+
+def test_help_lists_commands_by_what_they_are_for(gossamer: Run) -> None:
+    shown = gossamer("--help").out
+    places = [
+        shown.index(word)
+        for panel, names in cli.PANELS.items()
+        for word in (f"╭─ {panel} ", *(f"│ {name} " for name in names if name in commands()))
+    ]
+    assert places == sorted(places)
+
+
 def test_without_a_command_help_is_shown(gossamer: Run) -> None:
     result = gossamer()
     assert "Usage: gossamer" in result.out + result.err
 
 
-def test_simulate_says_which_files_it_wrote(gossamer: Run) -> None:
+def test_simulate_says_which_files_it_wrote(gossamer: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "REPORT_AFTER", 1e9)  # however slow the machine is
     result = gossamer("simulate", "tiny.toml", "--networks")
     assert result.code == 0
     outcome, *lines, offer = result.out.splitlines()
@@ -180,6 +240,7 @@ def test_paper_list(gossamer: Run, arguments: tuple[str, ...]) -> None:
     for entry in PAPERS.values():
         assert entry.name in result.out
         assert entry.origin in result.out
+    assert "per seed" in result.out
 
 
 def test_data_lists_names_and_describes_one(gossamer: Run) -> None:
@@ -251,3 +312,11 @@ def test_live_peers_refuse_what_is_for_simulations(gossamer, tmp_path: Path, tab
     assert "[time] and [sweep] are for gossamer simulate and gossamer sweep" in " ".join(
         found.err.split()
     )
+
+
+def test_data_sets_are_listed_with_what_they_are(gossamer: Run) -> None:
+    lines = gossamer("data").out.splitlines()
+    for name, (text, folder) in descriptions().items():
+        (line,) = (line for line in lines if line.split()[:1] == [name])
+        assert text in line
+        assert line.rstrip().endswith(folder)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
+import socket
+import threading
 import time
+from contextlib import contextmanager, suppress
 
 import pytest
-from cli_kit import runs
+from cli_kit import runner, runs
 
+from gossamer.experiments.cli import console, views
 from gossamer.gossip import MqttTransport, topics
 from gossamer.gossip.security import Admission, Identity, SwarmSecurity, invite, public_text
-from gossamer.peer import Ended, ModelSummary, PeerEvent, Summary
+from gossamer.peer import Ended, ModelSummary, PeerEvent, Summary, SwarmState, find_problems
 from gossamer.peer.presence import Card, Status
 
 FIELDS = [("layer.weight (global)", [4, 3], "float32")]
@@ -200,6 +205,75 @@ def test_json_has_all_of_it_and_the_same_exit_code(status, garden):
     assert [event["kind"] for event in record["timeline"]] == ["joined"]
 
 
+PUMPS = [f"pump-{number}@{letter * 20}" for number, letter in enumerate("abc")]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_a_narrow_terminal_shows_short_names_and_fewer_columns(status, garden, monkeypatch, width):
+    monkeypatch.setattr(console.out, "width", width)
+    for name in PUMPS[:2]:
+        garden.peer(name)
+    garden.peer(PUMPS[2], state="offline", ago=5.0)
+    result = status(garden.url, garden.name)
+    lines = result.out.splitlines()
+    assert max(map(len, lines)) <= width
+    rows = [
+        line.split() for line in lines if line.strip().startswith("pump-") and "joined" not in line
+    ]
+    shown = PUMPS if width == 160 else [f"{name[:11]}…" for name in PUMPS]
+    assert [row[0] for row in rows] == shown
+    assert [row[1] for row in rows] == ["online", "online", "offline"]
+    assert all("12/30" in row for row in rows)
+    text = " ".join(result.out.split())
+    assert text.count("averaging") == 2
+    if width >= 80:
+        assert re.search(r"as it says; given up in \d+ s unless it returns", text)
+    (header,) = (line for line in lines if "peer" in line.split()[:1])
+    assert ("MB in" in header) == (width >= 100)
+    assert ("accuracy" in header) == (width >= 80)
+    assert f"{shown[0]} joined {garden.name}" in text
+    assert "nothing needs a person yet" in result.out
+
+
+def test_short_names_stay_different():
+    names = ["anna", "ben@1234", "ben@abcdefgh", "ben@abcdzzzz", "carl@abcdefgh"]
+    short = views.short_names(names)
+    assert list(short) == names
+    assert short["anna"] == "anna"
+    assert short["ben@1234"] == "ben@1234"
+    assert short["ben@abcdefgh"] == "ben@abcde…"
+    assert len({*short.values()}) == len(names)
+
+
+def test_a_log_of_a_swarm_has_one_line_for_each_change():
+    state, log, now = SwarmState("garden"), views.ChangeLog(), time.time()
+    quiet = views.ChangeLog(only_problems=True)
+
+    def tell(kind, payload, when):
+        state.receive(str(topics.Topic("garden", "anna", kind)), payload, when)
+
+    def told(when, lost=""):
+        problems = find_problems(state, when)
+        lines = [line[21:] for line in log.lines(state, problems, when, lost)]
+        return lines, quiet.lines(state, problems, when)
+
+    tell("card", Card("s1", now, 5, {"global": FIELDS}, lease=60.0).encode(), now)
+    tell("status", Status("online", "s1", "training", "", counts={"global": 1}).encode(), now)
+    tell("summary", summary(now), now)
+    assert told(now) == (["swarm garden: 1 online; rounds 12 to 12", "anna joined garden"], [])
+    tell("summary", summary(now + 1, round=13), now + 1)
+    assert told(now + 1) == ([], [])
+    assert told(now + 2, "refused")[0] == ["the broker cannot be reached: refused"]
+    assert told(now + 3)[0] == ["the broker is reached again"]
+    state.tick(now + 200)
+    lines, short = told(now + 200)
+    assert lines[0].startswith("anna is given up: silent for longer")
+    assert lines[1] == f"needs a person: {short[0]}"
+    assert told(now + 260) == ([], [])  # the same, though it has been silent for longer
+    tell("status", Status("online", "s1", "training", "", counts={"global": 1}).encode(), now + 300)
+    assert told(now + 300) == (["anna is online again", "nothing needs a person any more"], [])
+
+
 # --- mistakes -----------------------------------------------------------------------------------------
 
 
@@ -220,6 +294,43 @@ def test_a_swarm_that_is_not_there_is_one_line(status, garden):
 def test_a_broker_that_is_not_there_is_one_line(status, silent_port):
     url = f"mqtt://127.0.0.1:{silent_port}"
     assert url.removeprefix("mqtt://") in mistake(status(url, "garden"))
+
+
+@contextmanager
+def silent_broker(*, accepts: bool):
+    """The address of a broker that says at most that a connection is accepted, and then nothing more."""
+
+    def answer(client):
+        with client, suppress(OSError):
+            while packet := client.recv(4096):
+                if accepts and packet[0] >> 4 == 1:  # CONNECT of MQTT 3.1.1
+                    client.sendall(b"\x20\x02\x00\x00")
+
+    def serve():
+        with suppress(OSError):  # closed
+            while True:
+                threading.Thread(target=answer, args=(listening.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"mqtt://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.live  # it waits for the end of real timeouts
+@pytest.mark.parametrize(
+    ("command", "accepts", "text"),
+    [
+        ("status", False, " does not answer: is that an MQTT port of a broker?"),
+        ("watch", True, ": the connection was lost at once; is that an MQTT broker?"),
+    ],
+)
+def test_a_broker_that_stays_silent_is_one_line(
+    tmp_path, monkeypatch, capsys, command, accepts, text
+):
+    with silent_broker(accepts=accepts) as url:
+        run = runner(tmp_path, monkeypatch, capsys, command)
+        assert mistake(run(url, "garden")) == f"error: {url}{text}"
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ LIVE_ONLY: dict[str, Any] = {
     "gossip.save_every": 1.0,
     "gossip.save_network_every": 1.0,
     "gossip.asleep": 1.0,
+    "gossip.round_every": 1.0,
     "gossip.tick": 1.0,
     "gossip.connect_timeout": 1.0,
     "gossip.keepalive": 10,

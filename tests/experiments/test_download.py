@@ -98,7 +98,8 @@ def test_wrong_checksum_leaves_nothing_and_says_both(site: Site, tmp_path: Path)
 def test_early_hang_up_leaves_nothing_and_says_where(site: Site, tmp_path: Path) -> None:
     site.files["/a"] = CONTENT
     site.cut["/a"] = 1000
-    with pytest.raises(DataError, match=f"closed after 1000 of {len(CONTENT)} bytes.*by hand"):
+    said = f"closed after 1000 of {len(CONTENT)} bytes.*by hand, or set GOSSAMER_DATA"
+    with pytest.raises(DataError, match=said):
         download([f"{site.url}/a"], tmp_path / "a", SHA)
     assert list(tmp_path.iterdir()) == []
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from cli_kit import Run, runs
+from ports import unused_port
 from waiting import wait_until
 
 from gossamer.experiments.live.enrolment import Enrolment
 from gossamer.gossip import MqttTransport, TlsFiles, TransportError, topics
 from gossamer.gossip.security import Admission, Identity, SwarmSecurity, read_public
-from gossamer.peer import Broker, BrokerSettings, BrokerTls, Summary, free_port, read_rules
+from gossamer.peer import Broker, BrokerSettings, BrokerTls, Summary, read_rules
 from gossamer.peer.presence import Card, Status
 
 gossamer = runs()
@@ -41,6 +42,87 @@ def test_one_file_has_all_that_a_device_needs(gossamer: Run, enrolled: Path) -> 
     assert password not in result.out
     again = join(gossamer, str(enrolled), "--entry", "my_device:make_learner")
     assert again.out == result.out
+
+
+def rows(text: str) -> dict[str, tuple[str, str]]:
+    """Value and source by setting."""
+    cells = [
+        [cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()
+    ]
+    return {row[0]: (row[1], row[2]) for row in cells if len(row) == 3}
+
+
+def test_settings_say_what_comes_from_the_enrolment_and_nothing_is_written(
+    gossamer: Run, enrolled: Path
+) -> None:
+    Path("dev.toml").write_text('entry = "m:f"\narguments = {start = 3}\nlease = 70\n')
+    with_file = rows(join(gossamer, str(enrolled), "--config", "dev.toml").out)
+    assert with_file["rounds"] == ("forever", "enrolment")
+    assert with_file["entry"] == ("m:f", "device file")
+    assert with_file["arguments"] == ("{start = 3}", "device file")
+    assert with_file["lease"] == ("70.0", "device file")
+    for name in (
+        "name",
+        "swarm",
+        "trust",
+        "identity",
+        "invitation",
+        "owner",
+        "url",
+        "ca",
+        "password",
+    ):
+        assert with_file[name][1] == "enrolment", name
+    assert with_file["guards"][0].startswith("{distance = 0.5")  # which trust brings along
+    assert with_file["out"] == ("results/garden-ann", "default")
+    with_entry = rows(join(gossamer, str(enrolled), "--entry", "m:f", "--out", "o").out)
+    assert with_entry["rounds"] == ("forever", "enrolment")
+    assert with_entry["entry"] == ("m:f", "command line")
+    assert with_entry["out"] == ("o", "command line")
+    assert not Path("results").exists()
+    assert not Path("o").exists()
+
+
+def test_a_devices_own_file_takes_precedence_over_the_settings_of_its_enrolment(
+    gossamer: Run, enrolled: Path
+) -> None:
+    Path("dev.toml").write_text('entry = "m:f"\nrounds = 7\n')
+    shown = rows(join(gossamer, str(enrolled), "--config", "dev.toml").out)
+    assert shown["rounds"] == ("7", "device file")
+
+
+def test_join_says_at_once_what_it_connects_to(
+    gossamer: Run, enrolled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never() -> None:
+        raise RuntimeError("torch would be loaded now")
+
+    monkeypatch.setattr("gossamer.experiments.cli.live.load_torch", never)
+    Path("m.py").write_text("")
+    lines: list[str] = []
+    monkeypatch.setattr(
+        "gossamer.experiments.cli.live._log.info", lambda *a: lines.append(a[0] % a[1:])
+    )
+    with pytest.raises(RuntimeError):
+        gossamer("join", str(enrolled), "--entry", "m:f")
+    assert lines == [
+        "peer ann: loading torch, then connecting to mqtts://broker.lan:8883 for swarm garden"
+    ]
+    assert (Path("results/garden-ann/ann.key").stat().st_mode & 0o777) == 0o600
+
+
+def test_the_brokers_folder_has_no_file_of_passwords_that_it_does_not_need(
+    gossamer: Run, enrolled: Path
+) -> None:
+    names = {path.name for path in Path("garden/broker").iterdir()}
+    assert names == {
+        "swarm.json", "acl", "passwords", "mosquitto.conf", "nats.conf", "ca.pem", "server.pem",
+        "server.key",
+    }  # fmt: skip
+    assert {"owner", "observer"} < {path.name for path in Path("garden/secrets").iterdir()}
+    before = Path("garden/secrets/observer").read_text()
+    assert gossamer("enrol", *BROKER, "cat").code == 0
+    assert Path("garden/secrets/observer").read_text() == before
 
 
 def test_the_line_for_a_broker_on_another_machine_is_printed(gossamer: Run) -> None:
@@ -97,6 +179,8 @@ def mistakes(file: Path) -> dict[str, tuple[list[str], str]]:
     other = file.with_name("open.gossamer")
     other.write_text(file.read_text())
     other.chmod(0o644)
+    Path("pump.py").write_text("import torch\n")
+    Path("pump.py").chmod(0o644)
     file.with_name("peer.toml").write_text("name = 'ann'\n")
     file.with_name("peer.toml").chmod(0o600)
     entry = ["--entry", "my_device:make"]
@@ -105,6 +189,15 @@ def mistakes(file: Path) -> dict[str, tuple[list[str], str]]:
         "newer": (["join", "garden/newer.gossamer", *entry], "enrolment of version 9"),
         "damaged": (["join", "garden/short.gossamer", *entry], "key 'owner'"),
         "open to others": (["join", "garden/open.gossamer", *entry], "other users can read it"),
+        "open, and no enrolment": (
+            ["join", "pump.py", *entry],
+            "pump.py: is not a file of gossamer enrol",
+        ),
+        "no function": (["join", str(file), "--entry", "pump"], "'pump' is not an entry point"),
+        "no module": (
+            ["join", str(file), "--entry", "pumpx:make"],
+            "there is no module 'pumpx' in",
+        ),
         "a TOML file": (["join", "garden/peer.toml", *entry], "is not a file of gossamer enrol"),
         "no entry": (["join", str(file)], "give --entry module:function"),
         "broker too": (["join", str(file), "--broker", "mqtt://x", *entry], "leave out --broker"),
@@ -126,8 +219,9 @@ def mistakes(file: Path) -> dict[str, tuple[list[str], str]]:
 @pytest.mark.parametrize(
     "mistake",
     [
-        "no file", "newer", "damaged", "open to others", "a TOML file", "no entry", "broker too",
-        "nothing", "enrolled twice", "another broker", "a user", "rounds", "no folder",
+        "no file", "newer", "damaged", "open to others", "open, and no enrolment", "no function",
+        "no module", "a TOML file", "no entry", "broker too", "nothing",
+        "enrolled twice", "another broker", "a user", "rounds", "no folder",
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_changes_nothing(
@@ -147,7 +241,7 @@ def test_another_enrolment_of_the_same_name_does_not_replace_the_first(
     gossamer: Run, enrolled: Path
 ) -> None:
     entry = ("--entry", "my_device:make_learner")
-    assert join(gossamer, str(enrolled), *entry).code == 0
+    Enrolment.read(enrolled).unpack(Path("results/garden-ann"))
     key = Path("results/garden-ann/ann.key").read_text()
     gossamer("enrol", *BROKER, "ann", "--folder", "second/garden")
     result = join(gossamer, "second/garden/ann.gossamer", *entry)
@@ -202,7 +296,7 @@ def test_the_owner_looks_at_a_swarm_with_trust_over_tls_with_a_password(
 ) -> None:
     if kind == "mosquitto":
         mosquitto_required()
-    files, port = Path("garden/broker"), free_port("localhost")
+    files, port = Path("garden/broker"), unused_port()
     url = f"mqtts://localhost:{port}"
     enrolled = gossamer("enrol", "--swarm", "garden", "--broker", url, "ann")
     assert enrolled.code == 0

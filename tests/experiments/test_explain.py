@@ -83,10 +83,21 @@ def test_a_key_of_several_files_is_explained_once(run):
     assert run("lease").out.count("is given up") == 1
 
 
-def test_without_a_key_all_are_listed_by_table(run):
-    out = run().out
-    assert re.search(r"^  \[\[models\]\]: name, layout, share", out, re.MULTILINE)
-    assert "[methods.fedprox]: mu" in out
+def test_without_a_key_all_are_listed_by_table_with_what_each_is(run):
+    lines = run().out.splitlines()
+    for table in reference():
+        place = lines.index(table.place)
+        listed = lines[place + 1 : place + 1 + len(table.keys)]
+        assert [line.split()[0] for line in listed] == [key.name for key in table.keys]
+        for line, key in zip(listed, table.keys, strict=True):
+            assert line.split()[1] == key.text.split()[0].rstrip(".")
+            assert len(line) <= 96
+
+
+def test_no_text_sends_its_reader_to_a_source_file():
+    for table in reference():
+        for text in (table.text, *(key.text for key in table.keys)):
+            assert not re.search(r"\.py\b|see the class|see `?[A-Z]", text), text
 
 
 def test_an_unknown_key_gets_the_nearest(run):

@@ -8,6 +8,7 @@ import pytest
 from gossamer.experiments.arena.simulation import Simulation
 from gossamer.experiments.build import Swarm
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
+from gossamer.experiments.data import DataError
 from gossamer.experiments.papers import PAPERS, fednp, multitask
 from gossamer.experiments.results import Results
 from gossamer.experiments.study import run_study
@@ -101,8 +102,8 @@ def test_the_multitask_study_leaves_a_table_and_a_picture(tmp_path, monkeypatch)
     people = multitask.Subjects(
         multitask.SYNTHETIC, multitask.synthetic(0, people=5, samples=60, features=6)
     )
-    monkeypatch.setattr(multitask, "subjects", lambda: people)
-    study = PAPERS["multitask"].study(runs=1)
+    monkeypatch.setattr(multitask, "subjects", lambda name: people)
+    study = PAPERS["multitask"].study(quick=True, runs=1)
     records, files = run_study(study, Results(tmp_path, "paper multitask"), on="local:1")
     rows = study.table(records)["summary"]
     assert [*rows["F fell at every step"]] == ["yes"] * 6
@@ -122,7 +123,12 @@ def test_splits_keep_train_and_test_apart_and_both_classes_in_training():
     assert np.allclose(np.concatenate([t.x for t in learned])[:, :-1].mean(axis=0), 0)
 
 
-def test_without_sensor_files_made_up_tasks_take_their_place(tmp_path, monkeypatch):
+def test_the_multitask_study_needs_sensor_files_except_in_its_quick_size(tmp_path, monkeypatch):
     monkeypatch.setenv("GOSSAMER_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert multitask.subjects.__wrapped__().name == multitask.SYNTHETIC
+    full, quick = (PAPERS["multitask"].study(quick=quick, runs=1) for quick in (False, True))
+    assert {cell.data for cell in full.cells} == {multitask.SENSORS}
+    assert {cell.data for cell in quick.cells} == {multitask.SYNTHETIC}
+    assert len(multitask.subjects(multitask.SYNTHETIC).tasks) == 16
+    with pytest.raises(DataError, match="set GOSSAMER_DATA"):
+        multitask.subjects.__wrapped__(multitask.SENSORS)

@@ -11,6 +11,7 @@ from cli_kit import runs
 from torch import nn
 
 from gossamer.experiments.papers.hostile import (
+    ALONE,
     ATTACKS,
     CLEAN,
     HostileRun,
@@ -138,16 +139,43 @@ def test_no_honest_neighbour_is_cut_off_by_an_attack():
     )
 
 
+def test_who_takes_no_part_has_no_influence():
+    alone = run_hostile(HostileRun(ALONE, "push-sum", 0, **SMALL), JOB)
+    assert alone["accuracy"] > accuracy("1e30", "push-sum") + 0.2
+    records = [
+        record(line, rule, mean, worst)
+        for line, rule, mean, worst in (
+            (CLEAN, "steady", 0.9, 0.8),
+            (ALONE, "steady", 0.8, 0.7),
+            (CLEAN, "push-sum", 0.7, 0.6),
+            (ALONE, "push-sum", 0.6, 0.5),
+            ("spam", "steady", 0.85, 0.75),
+        )
+    ]
+    tables = hostile_tables(records)
+    assert tables["controls"].to_numpy().tolist() == [
+        ["digits", "0.700", "0.600", "0.600", "0.500", "0.900", "0.800", "0.800", "0.700"]
+    ]
+    bars = {row[0]: row[1] for row in tables["bars"].to_numpy().tolist()}
+    assert bars["digits: mean cost of the worst attack"] == "0.050", "taking no part is no attack"
+
+
 def test_slow_peers_train_less_often():
     run = run_hostile(HostileRun(CLEAN, "steady", 0, pace=4, **SMALL), JOB)
     assert 0 < run["slow"] < 1
 
 
-def test_the_small_learner_trains_and_scores_as_one_in_torch():
-    small = learners_of(HostileRun(CLEAN, "steady", 0, alpha=0.5))[0]
+@pytest.mark.parametrize(("count", "trained"), [(50, 50), (100, 90)])
+def test_the_small_learner_trains_and_scores_as_one_in_torch(count, trained):
+    # With 50 samples values are scored with training samples, with 100 by a tenth that is set aside.
+    cell = HostileRun(CLEAN, "steady", 0, data=f"digits:{count}", peers=8, alpha=0.5)
+    small = learners_of(cell)[0]
     samples = torch.tensor(small.samples[0]), torch.tensor(small.samples[1])
+    scored = torch.tensor(small.scored[0]), torch.tensor(small.scored[1])
+    assert (len(scored[1]), len(samples[1])) == (count - trained, trained)
     network = SlicedNetwork(mlp("64=32=10", activation="relu"), {"global": "64-32-10"}, seed=0)
     learner = SgdLearner(network, samples, samples, log_prior=torch.tensor(small.log_prior))
+    learner.scored = scored
     for value in (small.value, small.value + 0.1):
         small.write("global", value)
         nn.utils.vector_to_parameters(torch.tensor(value), network.module.parameters())

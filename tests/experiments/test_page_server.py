@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import logging
 import socket
 import subprocess
 import sys
@@ -11,11 +12,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from bokeh.document import Document
+from bokeh.server.connection import ServerConnection
 from page_kit import write_live, write_run
 
 from gossamer.experiments import ConfigError
@@ -30,6 +33,7 @@ from gossamer.experiments.page import (
 )
 from gossamer.experiments.page.figures import Panels
 from gossamer.experiments.page.history import Event
+from gossamer.experiments.page.peer_map import find_names_below
 from gossamer.experiments.page.server import build_page, host_in_url
 from gossamer.experiments.page.style import LEGEND_ROW
 from gossamer.peer import ObservedPeer, Summary, SwarmState, TimelineEvent
@@ -127,6 +131,27 @@ def test_websocket_without_the_token_gets_nothing(tmp_path: Path) -> None:
         assert text == ""
 
     visit(tmp_path, "secret", visits)
+
+
+def test_a_window_that_was_closed_leaves_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def visits(address: str) -> None:
+        nothing: Any = None
+        session: Any = SimpleNamespace(subscribe=id, unsubscribe=id)
+        closed = ServerConnection(nothing, nothing, nothing, session)
+        closed.detach_session()
+        log = logging.getLogger("tornado.application")
+        for ask in (lambda: closed.session, lambda: 1 / 0):
+            try:
+                ask()
+            except (AssertionError, ZeroDivisionError):
+                log.exception("uncaught exception")
+
+    visit(tmp_path, None, visits)
+    assert [type(each.exc_info[1]) for each in caplog.records if each.exc_info] == [
+        ZeroDivisionError
+    ]
 
 
 def test_other_addresses_need_a_token() -> None:
@@ -268,6 +293,75 @@ def test_what_a_peer_sent_before_it_was_restarted_counts() -> None:
         history.apply(Observation("anna", float(time), bytes=sent))
         history.sample(float(time))
     assert history.megabytes_sent.y == [3.0, 5.0, 6.0, 9.0]
+
+
+def test_an_offline_peer_does_not_hide_how_far_the_others_agree() -> None:
+    history = History("garden")
+    for name, state, distance in (("anna", "offline", 0.9), ("ben", "training", 0.1)):
+        history.apply(Observation(name, 0.0, state=state, disagreement={"global": distance}))
+    history.sample(0.0)
+    assert history.disagreement["global"].y == [0.1]
+
+
+def test_the_map_explains_crossed_out_peers_where_there_are_any() -> None:
+    history = History("garden")
+    history.apply(Observation("anna", 0.0, state="training", accuracy=0.5))
+    panels = Panels(history)
+    (bar,) = panels.roots["graph"].below[1:]
+    assert bar.title == "accuracy"
+    history.apply(Observation("ben", 1.0, state="lost"))
+    panels.update()
+    assert bar.title == "accuracy (crossed out: gone)"
+
+
+def test_names_that_would_overlap_are_written_on_different_sides() -> None:
+    at = {
+        "greenhouse-1": (0.0, 0.0),
+        "greenhouse-2": (0.2, 0.0),
+        "far": (1.0, 0.0),
+        "top": (0.5, 1.0),
+    }
+    assert find_names_below(at) == {"greenhouse-2"}
+    crossing = {"low": (0.0, 0.0), "high": (0.0, 0.15), "left": (-1.0, 1.0), "right": (1.0, 0.0)}
+    assert find_names_below(crossing) == {"low"}  # else the other peer would hide it
+    assert find_names_below({}) == frozenset()
+
+
+def test_what_has_nothing_to_show_yet_is_hidden() -> None:
+    history = History("garden")
+    panels = Panels(history)
+
+    def hidden() -> set[str]:
+        return {name for name, root in panels.roots.items() if root.css_classes}
+
+    assert hidden() == {*panels.roots} - {"headline", "controls"}
+    history.apply(Observation("anna", 0.0, accuracy=0.5, bytes=10))
+    history.sample(0.0)
+    panels.update()
+    assert hidden() == {"metrics", "disagreement", "timeline", "events"}
+
+
+def test_tables_are_as_high_as_their_rows_up_to_a_limit() -> None:
+    history = History("garden")
+    history.apply(Observation("anna", 0.0))
+    panels = Panels(history)
+    heights = [panels.roots["peers"].height]
+    for name in ("ben", "carl", *(f"more-{i}" for i in range(20))):
+        history.apply(Observation(name, 1.0))
+        panels.update()
+        heights.append(panels.roots["peers"].height)
+    assert heights[0] < heights[1] < heights[2] < heights[-1]
+    assert heights[-1] == heights[-2]  # scrolled
+
+
+def test_peers_that_are_equally_good_have_the_colour_of_the_middle() -> None:
+    history = History("garden")
+    for name in ("anna", "ben"):
+        history.apply(Observation(name, 0.0, accuracy=0.7))
+    (bar,) = Panels(history).roots["graph"].below[1:]
+    mapper = bar.color_mapper
+    assert mapper.high - 0.7 == pytest.approx(0.7 - mapper.low)
+    assert mapper.high > mapper.low
 
 
 def test_figures_grow_with_their_legends() -> None:

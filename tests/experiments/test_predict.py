@@ -50,9 +50,21 @@ def test_classes_and_scores_are_those_of_the_written_network(predict: Run, learn
     expected = torch.softmax(learner.network(torch.tensor(INPUTS, dtype=torch.float32)), 1)
     assert [row["class"] for row in rows] == expected.argmax(1).tolist()
     assert [row["score"] for row in rows] == pytest.approx(expected.amax(1).tolist())
-    assert {(row["file"], row["round"]) for row in rows} == {("in.npy", 7)}
+    about = {(row["file"], row["round"], row["written"]) for row in rows}
+    assert about == {("in.npy", 7, "2001-09-09T01:46:40+00:00")}
     plain = predict("ann.safetensors", "in.npy").out.splitlines()
     assert plain[2] == f"in.npy:2: class {rows[2]['class']}, score {rows[2]['score']:.3f}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "age"), [(1, "1 s"), (130, "2 min"), (18 * 60, "18 min"), (3 * 86400, "3 days")]
+)
+def test_it_says_of_which_round_the_network_is_and_how_old(
+    predict: Run, learner, monkeypatch, seconds: float, age: str
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 1e9 + seconds)
+    (line,) = predict("ann.safetensors", "in.npy").err.splitlines()
+    assert line == f"ann.safetensors: network of round 7, written {age} ago"
 
 
 def test_all_kinds_of_files_give_the_same(predict: Run, learner) -> None:
@@ -85,15 +97,24 @@ def test_the_file_beside_says_what_the_network_is(predict: Run, learner) -> None
 
 def mistakes() -> dict[str, tuple[list[str], str]]:
     return {
-        "no network": (["no.safetensors", "in.npy"], "no.safetensors: cannot be read"),
+        "no network": (
+            ["no.safetensors", "in.npy"],
+            "no.safetensors: cannot be read: there is no such file",
+        ),
         "not a network": (["in.npy", "in.npy"], "in.npy: is not a safetensors file"),
         "no inputs": (["ann.safetensors", "no.npy"], "no.npy: cannot be read: No such file"),
         "another ending": (["ann.safetensors", "in.txt"], "in.txt: inputs are read from .npy"),
         "text": (["ann.safetensors", "text.csv"], "text.csv: cannot be read"),
         "no array x": (["ann.safetensors", "y.npz"], "y.npz: has no array named x"),
         "one dimension": (["ann.safetensors", "flat.npy"], "flat.npy: needs one row of numbers"),
-        "another width": (["ann.safetensors", "wide.npy"], "wide.npy: inputs of shape (9,) do not"),
-        "no such function": (["ann.safetensors", "in.npy", "--entry", "json:x"], "no function 'x'"),
+        "another width": (
+            ["ann.safetensors", "wide.npy"],
+            "wide.npy: inputs of 9 numbers do not fit the network: it was trained with 4",
+        ),
+        "no such function": (
+            ["ann.safetensors", "in.npy", "--entry", "json:x"],
+            "no function or class 'x'",
+        ),
     }
 
 

@@ -275,6 +275,7 @@ def join(gossamer: Gossamer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # At the package's door, which remembers what it has once looked up in its module.
     monkeypatch.setattr("gossamer.peer.run_guarded", lambda spec, **_: started.append(spec) or 0)
     (tmp_path / "anna.toml").write_text('name = "anna"\nentry = "m:f"\nrounds = 5\n')
+    (tmp_path / "m.py").write_text("")
     (tmp_path / "out").mkdir()
 
     def run(*options: str) -> Result:
@@ -329,7 +330,7 @@ def test_again_leaves_a_running_peer_alone(join, tmp_path: Path) -> None:
     lock = CheckpointLock(checkpoint)
     lock.acquire()
     try:
-        assert "another running peer uses this checkpoint" in only_line(join("--again"))
+        assert "peer anna runs here already" in only_line(join("--again"))
     finally:
         lock.release()
     assert checkpoint.read_text() == "in use"

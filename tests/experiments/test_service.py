@@ -58,12 +58,26 @@ def test_a_device_with_a_toml_file_names_broker_and_swarm(service, tmp_path: Pat
     assert command.endswith('"--broker" "mqtt://broker.lan" "--swarm" "garden"')
 
 
+def test_other_options_of_join_are_passed_on(service, tmp_path: Path) -> None:
+    for name in ("a.gossamer", "dev.toml"):
+        Path(name).write_text("")
+    words = ("--config", "dev.toml", "--metrics-port", "9464", "--log-json", "--out", "my results")
+    result = service("a.gossamer", "--out", "unit.service", "--", *words)
+    assert result.exit_code == 0, result.output
+    command = values((tmp_path / "unit.service").read_text())["ExecStart"]
+    assert command.endswith(f'/a.gossamer" {" ".join(chr(34) + word + chr(34) for word in words)}')
+    mistaken = service("a.gossamer", "--out", "other.service", "--", *words, "--metrics", "1")
+    assert mistaken.exit_code == 2
+    assert "No such option: --metrics" in mistaken.output
+    assert not Path("other.service").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
         (("nowhere.gossamer",), "nowhere.gossamer: there is no such file"),
         (("a.gossamer",), "a.gossamer: --entry is missing"),
-        (("a.gossamer", "--entry", "no_device:make"), "no module 'no_device' in this folder"),
+        (("a.gossamer", "--entry", "no_device:make"), "there is no module 'no_device' in"),
         (("a.gossamer", "--entry", "m:f", "--swarm", "s"), "a.gossamer: leave out --swarm"),
         (("peer.toml", "--swarm", "s"), "peer.toml: --broker is missing"),
         (("a.gossamer", "--entry", "m:f", "--memory", "much"), "--memory much: write a number"),

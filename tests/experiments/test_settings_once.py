@@ -51,8 +51,9 @@ TOGETHER: dict[str, Any] = {
     "callbacks": ["gossamer.models:EarlyStopping"],
     "gossip": {
         "banned": ["eve"], "fraction": 0.25, "dtype": "float64", "drift": {"global": 0.05}, "lease": 77,
-        "asleep": 7, "silence": 3, "start_timeout": 7, "settle_tolerance": 0.01, "settle_timeout": 7,
-        "leave_timeout": 7, "checkpoint": False, "save_every": 7, "save_network_every": 7, "tick": 0.5,
+        "asleep": 7, "round_every": 7, "silence": 3, "start_timeout": 7, "settle_tolerance": 0.01,
+        "settle_timeout": 7, "leave_timeout": 7, "checkpoint": False, "save_every": 7, "tick": 0.5,
+        "save_network_every": 7,
     },
 }  # fmt: skip
 """Settings that one config can have together."""

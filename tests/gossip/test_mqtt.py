@@ -280,9 +280,12 @@ def test_untrusted_and_misnamed_certificates(run, brokers, authority, tmp_path):
     stranger = Authority.create(tmp_path)
     error = failure(run, broker.url, tls=TlsFiles(ca=stranger.certificate))
     assert error.cause == "certificate"
-    assert "not trusted" in str(error)
+    assert f"not trusted: the authority (CA) in {stranger.certificate} did not sign it" in str(
+        error
+    )
     error = failure(run, broker.url)
-    assert "not trusted" in str(error)
+    assert "not trusted: give the certificate of the authority" in str(error)
+    assert "--ca" in str(error)
     other = authority.issue_server(file="any-address")
     tls = BrokerTls(authority.certificate, other.certificate, other.key)
     with Broker(BrokerSettings(host="127.0.0.2", tls=tls), kind="mosquitto") as misnamed:
@@ -345,7 +348,9 @@ def test_a_broker_that_refuses_us_for_a_while_is_waited_for(run, mosquitto, capl
         port = first.port
         try:
             options = MqttOptions(version=version, first_delay=0.02, longest_delay=0.1)
-            async with MqttTransport(f"mqtt://127.0.0.1:{port}", "a", options=options) as a:
+            async with MqttTransport(
+                f"mqtt://127.0.0.1:{port}", "a", options=options, name="peer anna"
+            ) as a:
                 await a.subscribe("x/status")
                 await asyncio.to_thread(first.close)
                 async with Broker(BrokerSettings(port=port, users={"b": "c"}), kind="mosquitto"):
@@ -354,6 +359,9 @@ def test_a_broker_that_refuses_us_for_a_while_is_waited_for(run, mosquitto, capl
                 async with Broker(BrokerSettings(port=port), kind="mosquitto"):
                     assert await a.publish("x/status", b"state")
                     assert (await anext(a.messages())).payload == b"state"
+                lines = [line for line in caplog.messages if line.startswith("peer anna: ")]
+                assert f"peer anna: connected to mqtt://127.0.0.1:{port} again" in lines
+                assert any(line.endswith("trying again") for line in lines)
         finally:
             await asyncio.to_thread(first.close)
 

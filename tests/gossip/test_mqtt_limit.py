@@ -7,6 +7,7 @@ import contextlib
 import logging
 
 import pytest
+from ports import unused_port
 from waiting import turns, until
 
 from gossamer.gossip.transport import MqttOptions, MqttTransport, TransportError
@@ -16,7 +17,7 @@ from gossamer.gossip.transport.mqtt import (
     MIN_PROBED_PACKET,
     PacketLimit,
 )
-from gossamer.peer import Broker, BrokerSettings, free_port
+from gossamer.peer import Broker, BrokerSettings
 
 BROKER = "mqtt://broker"
 INBOX, CARD, ECHO = (
@@ -270,7 +271,7 @@ def test_mosquitto_with_a_low_limit_takes_what_we_send(run, mosquitto, version):
 
 def test_a_lower_limit_after_a_restart_of_mosquitto_applies_in_mqtt_5(run, mosquitto):
     async def scenario():
-        port = free_port()
+        port = unused_port()
         births = 0
 
         async def birth() -> None:

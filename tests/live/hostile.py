@@ -153,7 +153,10 @@ async def live(folder: Path, url: str, seed: int, rounds: int, attacked: bool) -
             entry=f"hostile:{HOSTILE[index]}" if attacked and index in HOSTILE else peer.entry,
             # The others start together.
             settings=peer.settings.updated(
-                expect=() if index == NEWCOMER else first, founder=None, silence=120.0
+                expect=() if index == NEWCOMER else first,
+                founder=None,
+                silence=120.0,
+                start_timeout=600.0,
             ),
         )
         for index, peer in enumerate(spec.peers)

@@ -55,9 +55,9 @@ def last_line(host: Host, spec, peers: int = 1, **broker) -> tuple[int, str]:
     return code, lines[-1] if lines else ""
 
 
-def refused(host: Host, spec, *words: str, **broker) -> None:
+def refused(host: Host, spec, *words: str, exit_code: int = 2, **broker) -> None:
     code, line = last_line(host, spec, **broker)
-    assert code == 2
+    assert code == exit_code
     assert line.startswith("error: ")
     for word in words:
         assert word in line
@@ -67,7 +67,8 @@ def refused(host: Host, spec, *words: str, **broker) -> None:
 
 def test_an_unknown_broker(tmp_path, silent_port, here):
     url = f"mqtt://127.0.0.1:{silent_port}"
-    refused(here, small_swarm(small_config(1, 2), tmp_path, url), url, connect_timeout=1.0)
+    spec = small_swarm(small_config(1, 2), tmp_path, url)
+    refused(here, spec, url, connect_timeout=1.0, exit_code=5)
 
 
 def test_a_refused_password(tmp_path, mosquitto, here):

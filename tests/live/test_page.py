@@ -151,6 +151,22 @@ def check_quiet(browser: Browser) -> None:
     browser.open("about:blank")  # else the page complains when its server ends
 
 
+def test_page_of_a_swarm_that_is_not_there_says_so(mosquitto: Broker, browser: Browser) -> None:
+    async def watch() -> None:
+        def connect() -> Any:
+            return mqtt_transport(BrokerAddress(mosquitto.url), "observer-test")
+
+        async with Observer(connect, "gardenn") as observer:
+            source = LiveSource(observer, "the test's broker")
+            async with page(lambda: source) as address:
+                await asyncio.to_thread(browser.open, address)
+                line = "no peer of swarm gardenn is on this broker yet; is that its name?"
+                await shows(lambda: line in browser.text(), "the line")
+                await asyncio.to_thread(check_quiet, browser)
+
+    asyncio.run(watch())
+
+
 def test_playback_of_a_results_folder(tmp_path: Path, browser: Browser) -> None:
     async def watch() -> None:
         (run,) = read_folders([write_live(tmp_path / "run")])

@@ -268,3 +268,28 @@ def test_a_score_uses_64_samples_and_own_private_parts():
     before = mine.score({"g": shared})
     network.write("mine", network.read("mine") + 1.0)
     assert mine.score({"g": shared}) != before
+
+
+def test_samples_that_score_are_not_trained_on_and_follow_new_ones():
+    mine = learner(score_every=4)
+    x, y = data()
+    assert torch.equal(mine.scored[0], x[3::4])
+    assert torch.equal(mine.scored[1], y[3::4])
+    assert torch.equal(mine.samples[0], x[torch.arange(40) % 4 != 3])
+    x, y = mine.scored
+    losses = mine.losses(mine.network.module(x), y).detach()
+    expected = torch.stack([losses[y == label].mean() for label in y.unique()]).mean()
+    assert mine.score({}) == pytest.approx(expected.item())
+    for number in range(4):
+        mine.add_samples(torch.full((1, 4), float(number)), torch.tensor([0]))
+    assert mine.scored[0][-1].tolist() == [3.0] * 4, "every fourth of those that come one by one"
+    assert len(mine.samples[1]) == 30 + 3
+
+
+@pytest.mark.parametrize(("count", "scored"), [(99, 0), (100, 10), (500, 50), (1000, 62)])
+def test_samples_are_set_aside_if_they_are_enough_and_no_more_than_are_used(count, scored):
+    network = SlicedNetwork(mlp("4=3"), {"g": "4-3"}, seed=0)
+    mine = SgdLearner(network, data(count), data(), score_every=10)
+    assert len(mine.scored[1]) == scored
+    assert len(mine.samples[1]) == count - scored
+    assert mine.score({}) > 0

@@ -289,6 +289,20 @@ def test_norms_come_first_however_much_a_lower_part_gains() -> None:
     assert found.candidate.level == -1
 
 
+def test_norms_wait_while_the_outputs_seem_to_gain_more() -> None:
+    """A change would begin the measurement of the outputs anew; a gain that is certain will be so again."""
+    norms, outputs, lower = candidate(-1), candidate(0), candidate(2)
+    planner = Planner(AutoOptions())
+    assert decide(planner, [norms, outputs], 0.025, 0.03, noise=0.02) is None
+    assert not planner.memory.comparisons_without_hint
+    found = decide(planner, [norms, outputs, lower], 0.025, 0.024, 0.03, noise=0.02)
+    assert found is not None
+    assert found.candidate is norms
+    found = decide(Planner(AutoOptions()), [norms, outputs], 0.025, 0.06, noise=0.02)
+    assert found is not None
+    assert found.candidate is norms
+
+
 def test_own_norm_statistics_are_preferred_to_those_of_groups() -> None:
     """Grouped ones gain enough for norms, own ones perhaps more: they cost hardly any samples."""
     shared = Assignment.shared(normed()[0].slicing.anatomy.with_norm_parts({"1"}), PEERS)

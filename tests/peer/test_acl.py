@@ -9,6 +9,7 @@ import subprocess
 
 import aiomqtt
 import pytest
+from ports import unused_port
 from waiting import wait_until
 
 from gossamer.gossip import TopicError, topics
@@ -19,7 +20,6 @@ from gossamer.peer import (
     BrokerSettings,
     find_mosquitto,
     find_nats,
-    free_port,
     write_rules,
 )
 
@@ -74,7 +74,7 @@ def broker(tmp_path, request):
     program = {"nats": find_nats, "mosquitto": find_mosquitto}[kind]()
     if program is None:
         pytest.skip(f"{kind} is not installed")
-    port = free_port("127.0.0.1")
+    port = unused_port()
     files = write_rules(tmp_path / "rules", SWARM, [ANNA, BEN], observers=["watch"], port=port)
     words = {user: path.read_text().strip() for user, path in files.secrets.items()}
     if request.param == kind:

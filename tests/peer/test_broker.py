@@ -190,6 +190,33 @@ def test_restart_forgets_retained_messages(run, kind):
     run(scenario())
 
 
+def test_with_a_store_retained_messages_outlive_the_broker(run, kind, tmp_path):
+    """Such as the list of revoked peers, without which a revoked one would be admitted again."""
+    settings = BrokerSettings(store=tmp_path / "new" / "store")
+
+    async def retained(url: str) -> bytes:
+        async with MqttTransport(url, "b") as b:
+            await b.subscribe("x/revocations")
+            return bytes((await anext(b.messages())).payload)
+
+    async def scenario():
+        async with Broker(settings, kind=kind) as broker:
+            async with MqttTransport(broker.url, "a") as a:
+                await a.publish("x/revocations", b"list", retain=True, qos=1)
+            await retained(broker.url)  # nats-server retains a message after it has acknowledged it
+        async with Broker(settings, kind=kind) as broker:
+            assert await retained(broker.url) == b"list"
+
+    run(scenario())
+
+
+def test_a_store_that_cannot_be_made_is_named(kind, tmp_path):
+    (tmp_path / "file").write_text("")
+    settings = BrokerSettings(store=tmp_path / "file" / "store")
+    with pytest.raises(BrokerError, match=r"file/store: cannot be made: Not a directory"):
+        Broker(settings, kind=kind).start()
+
+
 def test_bad_user_names_are_refused(kind):
     with pytest.raises(BrokerError, match="a:b"):
         Broker(BrokerSettings(users={"a:b": "c"}), kind=kind).start()

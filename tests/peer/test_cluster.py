@@ -7,9 +7,10 @@ import subprocess
 from contextlib import ExitStack
 
 import pytest
+from ports import unused_port
 
 from gossamer.gossip import MqttOptions, MqttTransport, TlsFiles, TransportError, topics
-from gossamer.peer import BrokerError, Cluster, find_nats, free_port, write_cluster
+from gossamer.peer import BrokerError, Cluster, find_nats, write_cluster
 
 HOSTS = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
 
@@ -28,7 +29,7 @@ def test_wrong_hosts_are_refused(tmp_path, hosts):
 
 
 def test_the_written_configuration_makes_a_cluster(tmp_path, run):
-    port, route_port = free_port(), free_port()
+    port, route_port = unused_port(), unused_port()
     folders = write_cluster(
         tmp_path, HOSTS, port=port, swarm="garden", peers=["anna@x", "ben@y"], observers=["watch"]
     )

@@ -202,3 +202,59 @@ def test_the_log_of_a_peer_that_learns_for_ever_is_quiet(run, caplog, rounds, le
     run(alone())
     lines = [r.getMessage() for r in caplog.records if ", accuracy" in r.getMessage()]
     assert least <= len(lines) <= most, lines
+
+
+def test_a_peer_whose_rounds_are_over_goes_on_writing_its_network(run, tmp_path):
+    """It stays with others that learn for ever, and averages: its file must not stay as it was."""
+    path, never = tmp_path / "a.safetensors", 1e9
+
+    def round_in_file() -> int:
+        return read_about(path)["round"] if path.exists() else 0
+
+    async def ended(pause: float) -> None:
+        nest = Nest(quick(rounds="forever", founder=True))
+        nest.start("b")
+        few = quick(rounds=2, founder=True, save_network_every=min(pause, 0.01))
+        nest.start("a", settings=few, network_file=NetworkFile(path, pause))
+        await until(lambda: round_in_file() == 2, "the file of its last round")
+        if pause != never:
+            before = path.stat().st_mtime_ns
+            await until(lambda: path.stat().st_mtime_ns > before, "a file written while it settles")
+            assert round_in_file() == 2
+        for life in nest.lives:
+            life.peer.leave()
+        await nest.all()
+        path.unlink()
+
+    run(ended(never))
+    run(ended(0.01))
+
+
+def test_the_first_pauses_between_writings_are_shorter(tmp_path):
+    file = NetworkFile(tmp_path / "a.safetensors", 320.0)
+    about = {"peer": "a", "swarm": "s", "session": "x", "accuracy": 0.5}
+    written = []
+    for now in range(0, 2000, 10):
+        file.write_if_due(untrained("a"), float(now), 1e9, round=now, **about)
+        if not written or written[-1] != read_about(file.path)["round"]:
+            written.append(now)
+    assert written == [0, 10, 30, 70, 150, 310, 630, 950, 1270, 1590, 1910]
+
+
+def test_a_peer_may_pause_between_rounds_and_still_average(run):
+    settings = quick(rounds="forever", founder=True)
+
+    async def swarm():
+        nest = Nest(settings)
+        slow = nest.start("a", settings=settings.updated(round_every=1e6))
+        fast = nest.start("b")
+        await until(lambda: slow.peer.link and slow.view.round == 1, "the first round")
+        before = slow.peer.learner.network.flat.clone()
+        await until(lambda: fast.view.round > 5)
+        await until(lambda: not torch.equal(before, slow.peer.learner.network.flat), "an average")
+        assert slow.view.round == 1
+        for life in nest.lives:
+            life.peer.leave()  # at once, not after the pause
+        return await nest.all()
+
+    assert {report.ended for report in run(swarm())} == {"left"}

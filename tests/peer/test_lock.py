@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -17,7 +18,7 @@ def test_the_second_is_refused_until_the_first_lets_go(tmp_path):
     path = tmp_path / "a.checkpoint"
     first, second = CheckpointLock(path), CheckpointLock(path)
     first.acquire()
-    with pytest.raises(PeerError, match=r"a\.checkpoint: another running peer uses this"):
+    with pytest.raises(PeerError, match=r"peer a runs here already, .*a\.checkpoint"):
         second.acquire()
     first.release()
     second.acquire()
@@ -56,7 +57,9 @@ def test_a_peer_holds_the_lock_while_it_runs(run, tmp_path):
         nest = Nest(quick(rounds=10**9))
         life = nest.start("a", Still(make_learner("a"), 1.0), checkpoint=path)
         await until(life.trains)
-        with pytest.raises(PeerError, match="another running peer uses this checkpoint"):
+        with pytest.raises(
+            PeerError, match=f"peer a runs here already, as process {os.getpid()}, with"
+        ):
             await Nest(quick(swarm="other")).start("a", checkpoint=path).task
         life.peer.leave()
         await life.task

@@ -25,6 +25,7 @@ from gossamer.gossip.security import (
     revocation_topic,
     sign_death,
 )
+from gossamer.peer.monitoring import find_problems
 from gossamer.peer.observer import KINDS, MAX_OBSERVED, Observer, SwarmState
 from gossamer.peer.presence import LEASE_MARGIN, Card, Status
 from gossamer.peer.summary import Ended, ModelSummary, PeerEvent, Summary
@@ -359,9 +360,28 @@ def test_the_owners_death_notice_and_revocation_count():
     papers = Papers(None, owner=OWNER)  # type: ignore[arg-type]
     told.state.receive(revocation_topic("nest"), papers.revoke(ben.name), NOW)
     assert (ben.told(told).checked, ben.told(told).problem) == (
-        "refused", "the swarm's owner has revoked it",
+        "revoked", "the swarm's owner has revoked it",
     )  # fmt: skip
+    (problem,) = find_problems(told.state, NOW)
+    assert (problem.kind, problem.peer) == ("refused", ben.name)
+    assert problem.text.endswith("and it still runs: stop it there")
     told.state.receive(revocation_topic("nest"), b"garbage", NOW)
+
+
+@pytest.mark.parametrize("list_first", [True, False])
+def test_a_revoked_peer_that_has_left_is_shown_as_that_and_needs_nobody(list_first):
+    told, ben = Told(OWNER.public), Member("ben")
+    papers = Papers(None, owner=OWNER)  # type: ignore[arg-type]
+    goodbye = ben.security.status(status("left", reason="its invitation was revoked"))
+    messages = [
+        (revocation_topic("nest"), papers.revoke(ben.name)),
+        (topics.status("nest", ben.name), goodbye),
+    ]
+    for topic, payload in messages if list_first else reversed(messages):
+        told.state.receive(topic, payload, NOW, retained=True)
+    assert (ben.told(told).presence, ben.told(told).checked) == ("left", "revoked")
+    assert find_problems(told.state, NOW) == []
+    assert "refused" not in told.kinds()  # it happened before the first look
 
 
 def test_an_invitation_that_ends_is_noticed():

@@ -10,7 +10,7 @@ import pytest
 from peer_kit import Gate, Nest, Still, make_learner, quick
 from waiting import turns, until
 
-from gossamer.gossip import ONE, DictStore, Gossiper, MemoryBroker
+from gossamer.gossip import ONE, DictStore, Gossiper, MemoryBroker, topics
 from gossamer.peer.lifecycle import State
 
 PAIR = ("a", "b")
@@ -152,6 +152,59 @@ def test_of_two_who_leave_at_once_the_one_who_stays_inherits_all(run):
     gone, last = run(swarm())
     assert [report.weight["global"][:2] for report in gone] == [[0, 0], [0, 0]]
     assert last.weight["global"][:2] == [3 * ONE, 0]
+
+
+@pytest.mark.parametrize("mode", ["async", "rounds"])
+def test_nobody_waits_for_a_peer_that_was_told_to_stop_while_it_waited(run, mode):
+    async def swarm():
+        nest = Nest(quick(rounds=2, mode=mode, expect=("a", "b", "c", "late"), start_timeout=9e3))
+        for name in "abc":
+            nest.start(name)
+        await until(lambda: all(life.peer.state is State.WAITING for life in nest.lives))
+        stopped = nest.lives[-1]
+        await until(lambda: topics.status("nest", "c") in nest.broker.retained)
+        stopped.peer.leave("it was told to stop")
+        await stopped.task
+        nest.start("late", settings=nest.settings.updated(expect=("a", "b")))
+        return await nest.all()
+
+    reports = run(swarm())
+    assert [(each.peer, each.ended, each.rounds) for each in reports] == [
+        ("a", "finished", 2), ("b", "finished", 2), ("c", "left", 0), ("late", "finished", 2),
+    ]  # fmt: skip
+
+
+def test_nobody_waits_for_a_peer_that_was_told_to_stop_before_it_connected(run):
+    async def swarm():
+        nest = Nest(quick(rounds=2, expect=("a", "b", "c"), start_timeout=9e3))
+        for name in "ab":
+            nest.start(name)
+        await until(lambda: all(life.peer.state is State.WAITING for life in nest.lives))
+        nest.start("c").peer.leave("it was told to stop")
+        return await nest.all()
+
+    reports = run(swarm())
+    assert [(each.peer, each.ended, each.rounds) for each in reports] == [
+        ("a", "finished", 2), ("b", "finished", 2), ("c", "left", 0),
+    ]  # fmt: skip
+
+
+def test_a_restarted_peer_that_is_told_to_stop_at_once_hands_over_what_it_held(run, tmp_path):
+    async def swarm():
+        nest = Nest(quick(rounds=10**9, expect=PAIR, founder=True, leave_timeout=9e3))
+        one, two = [nest.start(name, checkpoint=tmp_path / name) for name in PAIR]
+        await until(lambda: one.counts() and two.counts())
+        await two.crash()
+        again = nest.start("b", checkpoint=tmp_path / "b")
+        again.peer.leave("it was told to stop")
+        left = await again.task
+        one.go_on_for(1)
+        return left, await one.task
+
+    left, stayed = run(swarm())
+    assert left.ended == "left"
+    assert left.weight["global"][:2] == [0, 0]
+    assert stayed.weight["global"][:2] == [2 * ONE, 0]
 
 
 def test_a_goodbye_that_is_too_long_is_shortened(run, caplog):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +17,8 @@ from peer_kit import make_learner, quick
 from waiting import until
 
 from gossamer.gossip import ONE, MqttTransport, Will
-from gossamer.peer.broker import Broker
-from gossamer.peer.exits import ExitCode, PeerError
+from gossamer.peer.broker import Broker, BrokerSettings
+from gossamer.peer.exits import ExitCode, PeerError, unit_text
 from gossamer.peer.process import (
     BrokerAddress,
     PeerSpec,
@@ -101,6 +103,16 @@ def test_peers_of_one_process_leave_networks_metrics_and_reports(
     assert sum(sum(report.weight["global"][:2]) for report in reports) == 2 * ONE
 
 
+def test_the_log_says_where_figures_are_served(run, tmp_path, empty_broker, monkeypatch, caplog):
+    pytest.importorskip("prometheus_client")
+    monkeypatch.chdir(HERE)
+    spec = ProcessSpec(BrokerAddress(empty_broker.url), str(tmp_path), [peer_spec("a", rounds=1)])
+    with caplog.at_level(logging.INFO):
+        run(run_process(spec, metrics=("127.0.0.1", 0)))
+    (line,) = (line for line in caplog.messages if line.startswith("figures for Prometheus"))
+    assert re.fullmatch(r"figures for Prometheus: http://127\.0\.0\.1:[1-9]\d*/metrics", line)
+
+
 def test_an_entry_point_that_returns_no_learner_is_named(run, tmp_path):
     spec = PeerSpec("a", "builtins:dict", {}, quick())
     connect = mqtt_connect(BrokerAddress("mqtt://127.0.0.1"))
@@ -108,16 +120,39 @@ def test_an_entry_point_that_returns_no_learner_is_named(run, tmp_path):
         run(run_peer(spec, connect, tmp_path, asyncio.Event()))
 
 
-def test_a_failure_that_a_restart_would_repeat_is_one_line_and_exit_code_2(
-    tmp_path, monkeypatch, capsys, silent_port
-):
-    monkeypatch.chdir(HERE)
-    url = f"mqtt://127.0.0.1:{silent_port}"
-    spec = ProcessSpec(BrokerAddress(url, connect_timeout=0.2), str(tmp_path), [peer_spec("a")])
-    assert run_guarded(spec) == 2
+def ends(folder: Path, capsys, address: BrokerAddress, **settings) -> tuple[int, str]:
+    """Run a peer to its end: its exit code, and the only line about it that is no log line."""
+    code = run_guarded(ProcessSpec(address, str(folder), [peer_spec("a", **settings)]))
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
-    assert url in line
+    return code, line
+
+
+def test_what_a_restart_can_mend_has_an_exit_code_after_which_systemd_restarts(
+    tmp_path, monkeypatch, capsys, silent_port, empty_broker
+):
+    """After a power cut a device may be faster than its broker, or than a peer that it expects."""
+    monkeypatch.chdir(HERE)
+    url = f"mqtt://127.0.0.1:{silent_port}"
+    code, line = ends(tmp_path, capsys, BrokerAddress(url, connect_timeout=0.2))
+    assert (code, url in line) == (ExitCode.NOT_REACHED, True)
+    expects = {"expect": ("a", "nobody"), "start_timeout": 0.1}
+    code, line = ends(tmp_path, capsys, BrokerAddress(empty_broker.url), **expects)
+    assert (code, "nobody did not come online" in line) == (ExitCode.NOT_REACHED, True)
+    unit = unit_text("a", ["join"], tmp_path, user="u", memory="1G")
+    (final,) = [each for each in unit.splitlines() if each.startswith("RestartPreventExitStatus=")]
+    assert str(int(ExitCode.NOT_REACHED)) not in final
+
+
+def test_a_refusal_that_a_restart_would_repeat_is_one_line_and_exit_code_2(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(HERE)
+    with Broker(BrokerSettings(users={"anna": "right"}), kind="nats") as broker:
+        address = BrokerAddress(broker.url.replace("://", "://anna@"), password="wrong")
+        code, line = ends(tmp_path, capsys, address)
+    assert code == ExitCode.CANNOT_TAKE_PART
+    assert "check name and password" in line
 
 
 def test_an_entry_that_fails_ends_the_process_with_one_line(

@@ -33,6 +33,7 @@ def read(port: int) -> dict[str, dict[tuple[str, ...], float]]:
     for family in parser.text_string_to_metric_families(text):
         assert family.documentation
         for sample in family.samples:
+            assert sample.labels.pop("swarm") == "nest"
             names = sorted(sample.labels, key=lambda name: (name != "peer", name))
             labels = tuple(sample.labels[name] for name in names)
             figures.setdefault(sample.name, {})[labels] = sample.value
@@ -91,7 +92,7 @@ def test_the_problems_are_those_of_status():
 def test_a_peer_serves_its_own_summary_and_names_follow_the_conventions():
     own = read_summary(summary(metrics={"accuracy": 0.5}))
     assert own is not None
-    with serve_metrics(lambda: summary_families({"bob": own}), 0) as port:
+    with serve_metrics(lambda: summary_families({"bob": own}), "nest", 0) as port:
         figures = read(port)
     assert figures["gossamer_summary_timestamp_seconds"] == {("bob",): NOW}
     assert all(re.fullmatch(r"gossamer_[a-z_]+", name) for name in figures)
@@ -116,8 +117,8 @@ def test_the_alert_file_has_a_rule_for_every_problem_and_names_only_what_is_serv
 
 def test_a_port_that_is_taken_is_one_line():
     with (
-        serve_metrics(list, 0) as port,
+        serve_metrics(list, "nest", 0) as port,
         pytest.raises(PeerError, match=rf"--metrics-port {port}: .*; choose another port"),
-        serve_metrics(list, port),
+        serve_metrics(list, "nest", port),
     ):
         pass

@@ -346,6 +346,8 @@ def test_who_is_revoked_is_out_at_once_and_cannot_return():
         revocation_topic(SWARM), Revocations().add(invitations=[number]).sign(OWNER, SWARM)
     )
     assert (heard[0].kind, heard[0].peer) == ("removed", ben.name)
+    heard = ben.security.receive(revocation_topic(SWARM), first.sign(OWNER, SWARM))
+    assert (heard[0].kind, heard[0].peer, heard[0].body) == ("removed", ben.name, b"revoked")
 
 
 def test_lists_are_the_owners_and_never_older():
@@ -377,6 +379,8 @@ def test_an_expired_member_is_out():
     clock.now += 90_000
     heard = [each for each in anna.security.tick()[1] if each.kind != "reissue-card"]
     assert [(each.kind, each.peer) for each in heard] == [("removed", ben.name)]
+    own = [each for each in ben.security.tick()[1] if each.kind == "removed"]
+    assert (ben.name, b"expired") in [(each.peer, each.body) for each in own]
 
 
 def test_a_peer_does_not_start_with_models_it_is_not_admitted_to():
