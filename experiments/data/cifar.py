@@ -31,9 +31,8 @@ def cifar10(files: DataFiles) -> Dataset:
 
     The python batches have 50000 training and 10000 test images, the grids 20000 and 10000.
     """
-    has_batches = files.find(f"{_FOLDER}/{_BATCHES[0]}", _BATCHES[0]) is not None
-    if has_batches or files.find(_GRIDS[0]) is None:
-        advice = "unpack the published cifar-10-python.tar.gz in one of these folders"
+    if files.find(f"{_FOLDER}/{_BATCHES[0]}", _BATCHES[0]) is not None:
+        advice = "other batches were found: unpack the archive again"
         *train, test = [
             read_batch(files.need(f"{_FOLDER}/{name}", name, advice=advice))
             for name in (*_BATCHES, "test_batch")

@@ -315,8 +315,6 @@ def test_cifar10_that_is_missing_is_named_as_it_is_published(root: Path) -> None
 
 
 def test_cifar10_python_batches(root: Path) -> None:
-    with pytest.raises(DataError, match=r"py/data_batch_1 was not found.*unpack the published"):
-        load("cifar10", root)
     folder = root / "cifar" / "cifar-10-batches-py"
     folder.mkdir()
     pixels = np.zeros((2, 3072), dtype=np.uint8)
@@ -324,7 +322,7 @@ def test_cifar10_python_batches(root: Path) -> None:
     published = python2_batch(pixels, [9, 4])
     for place in range(1, 6):
         (folder / f"data_batch_{place}").write_bytes(published)
-    with pytest.raises(DataError, match=r"test_batch was not found.*unpack the published"):
+    with pytest.raises(DataError, match=r"test_batch was not found.*other batches were found"):
         load("cifar10", root)
     modern = {b"data": pixels, b"labels": [9, 4]}
     (folder / "test_batch").write_bytes(pickle.dumps(modern, protocol=4))
