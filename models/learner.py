@@ -115,7 +115,7 @@ class PeerCountAware(Protocol):
 class Scorer(Protocol):
     """A learner that can test the values of other peers on its own samples.
 
-    Steady gossip (gossip/robust.py) gives values with a high loss less influence.
+    Steady gossip (gossamer.gossip.robust) gives values with a high loss less influence.
     """
 
     def score(self, values: Mapping[str, Tensor | np.ndarray[Any, Any]]) -> float:
