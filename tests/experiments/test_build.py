@@ -343,7 +343,7 @@ def test_each_optimizer_takes_steps_of_its_own() -> None:
             "data.set",
             "no data set is called 'digts': did you mean 'digits'?",
         ),
-        ({"data": {"samples": 1000}}, "data", "4 peers with 1000 samples each ask for 4000"),
+        ({"data": {"samples": 1000}}, "data", "4 peers with 1000 samples each need 4000"),
         ({"data": {"partition": "natural"}}, "data", "by_group: this data set has no natural"),
     ],
 )

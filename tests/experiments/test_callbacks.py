@@ -310,7 +310,7 @@ def test_gossamer_compare_makes_new_callbacks_for_every_run(compare: Any, tmp_pa
 def test_wrong_callbacks_are_refused_in_one_line(tmp_path: Path) -> None:
     written(tmp_path)
     source = str(tmp_path / "config.toml")
-    with pytest.raises(ConfigError, match=r"key 'callbacks': .*no function 'absent'"):
+    with pytest.raises(ConfigError, match=r"key 'callbacks': .*no function or class 'absent'"):
         Swarm(config(callbacks=["my_callbacks:absent"]), source)
     with pytest.raises(ModelError, match=r"my_callbacks:wrong returned int instead of a gossamer"):
         simulate_in_time(

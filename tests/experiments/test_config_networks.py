@@ -150,7 +150,7 @@ def test_runs_of_large_networks_do_not_share_an_arena() -> None:
             {},
             "key 'network.name': unet returns the shape 2×10×8×8 for 2 samples, and classifying takes one",
         ),
-        ({"entry": "nowhere:net"}, {}, "key 'network.entry': entry point 'nowhere:net': module"),
+        ({"entry": "nowhere:net"}, {}, "key 'network.entry': entry point 'nowhere:net': there is no module"),
         (CNN | {"buffers": "x"}, {}, "key 'network.buffers': input should be 'average', 'local'"),
         (CNN, {"models": [{"name": "g", "share": 2.0}]}, "key 'models.0.share': should be a fraction"),
         (CNN, {"models": [{"name": "g", "share": {"zz": 1}}]}, "no part is called 'zz'; parts are input, 0"),

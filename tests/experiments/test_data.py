@@ -155,7 +155,8 @@ def test_a_missing_file_is_named_with_places_checksum_and_advice(empty: Path, na
     assert text.startswith(f"{name}: ")
     assert str(empty / "data") in text
     assert str(empty / "cache" / "gossamer") in text
-    assert any(checksum in text for checksum in sources.CHECKSUMS.values())
+    # CIFAR-10 is named as it is published, in files that have no checksum here.
+    assert name == "cifar10" or any(checksum in text for checksum in sources.CHECKSUMS.values())
     assert "GOSSAMER_DATA" in text or "put " in text
     assert "\n" not in text
 

@@ -121,6 +121,7 @@ DECLARED_MORE_THAN_ONCE = {
     "compress": {"WireSettings", "ServerMethod"},  # with a server, what is left out is lost
     "dtype": {"WireSettings", "Training"},  # of messages; of the values that are trained
     "share": {"Model", "PartialModels"},
+    "buffers": {"Network", "PartialModels"},  # a method may have its own
     "pushes": {"GossipSgd", "Downpour"},  # to a peer; to the server
     "server_rate": {"Scaffold", "Downpour"},  # they differ in what is usual
     "mu": {"FedProx", "Moon"},  # the letter of both papers, for different terms

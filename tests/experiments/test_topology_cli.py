@@ -159,7 +159,7 @@ FILES = {
         (("show", "none.graphml"), "none.graphml: there is no such file"),
         (("show", "regulr:4"), "unknown topology 'regulr': did you mean 'regular'?"),
         (("show", "regulr:x"), "unknown topology 'regulr': did you mean 'regular'?"),
-        (("show", "no_such_module:graph"), "module 'no_such_module' cannot be imported"),
+        (("show", "no_such_module:graph"), "there is no module 'no_such_module' in "),
         (("show", "ring", "--rule", "even"), "--rule 'even': use push, metropolis"),
         (("show", "ring", "--tolerance", "2"), "--tolerance 2: give a number between 0 and 1"),
         (("compare", "ring", "small.csv"), "ring has 16, small.csv has 3 peers"),

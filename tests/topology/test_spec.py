@@ -186,7 +186,7 @@ def test_users_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for name, reason in [
         ("my_graphs:wrong", "returned int"),
         ("my_graphs:none", "has no function or class"),
-        ("no_such_module_x:f", "cannot be imported"),
+        ("no_such_module_x:f", "there is no module 'no_such_module_x' in "),
         ("my_graphs", "write module:function"),
         ("my_graphs:wheel", "cannot be called"),
     ]:
