@@ -96,18 +96,12 @@ def test_the_toy_study_leaves_a_table_and_a_picture(tmp_path, monkeypatch):
     assert all(record["mse"] >= bound - 1e-6 for record in records)
 
 
-def test_the_multitask_study_leaves_a_table_and_a_picture(tmp_path, monkeypatch):
-    monkeypatch.setattr(multitask, "SAMPLES", (8, 24))
-    monkeypatch.setattr(multitask, "REGULARISATIONS", (0.1,))
-    people = multitask.Subjects(
-        multitask.SYNTHETIC, multitask.synthetic(0, people=5, samples=60, features=6)
-    )
-    monkeypatch.setattr(multitask, "subjects", lambda name: people)
+def test_the_multitask_study_leaves_a_table_and_a_picture(tmp_path):
     study = PAPERS["multitask"].study(quick=True, runs=1)
     records, files = run_study(study, Results(tmp_path, "paper multitask"), on="local:1")
     rows = study.table(records)["summary"]
-    assert [*rows["F fell at every step"]] == ["yes"] * 6
-    assert [*rows["method"]] == [name for name in multitask.METHODS for _ in range(2)]
+    assert [*rows["F fell at every step"]] == ["yes"] * 9
+    assert [*rows["method"]] == [name for name in multitask.METHODS for _ in multitask.SAMPLES]
     assert all(file.stat().st_size for file in files)
 
 
