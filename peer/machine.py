@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from math import inf
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar, cast
@@ -150,9 +150,8 @@ def uptime_of(machine: Machine, stored: dict[str, Any]) -> float | None:
 class HeapTrimmer:
     """Returns freed memory to the operating system, at most once per `pause` seconds. Thread-safe.
 
-    A peer allocates and frees megabytes with every message. glibc does not return all freed memory by itself,
-    so after a burst of gossip a process would hold many times the memory of its network; and what it does
-    return during the burst must be mapped again, page by page, for the next messages.
+    A peer allocates and frees megabytes with every message. glibc does not return freed memory by itself, so
+    after a burst of gossip a process would hold many times the memory of its network.
 
     trim: returns all free memory to the system; None if malloc has no such function.
     pause: least seconds between two calls, because later allocations must map the pages again.
@@ -181,25 +180,12 @@ class HeapTrimmer:
         return True
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # options of glibc's mallopt
-_KEPT_BYTES = 32 << 20  # the largest value that glibc accepts for the second
-
-
 def _malloc_trim() -> Callable[[], object] | None:
-    """Return a function that trims glibc's heap, and from then on is the only one that does; None if malloc
-    is not glibc's."""
+    """Return glibc's malloc_trim; None if malloc is not glibc's."""
     if not sys.platform.startswith("linux"):
         return None
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "malloc_trim"):
-        return None
-
-    def trim() -> None:
-        for option in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
-            libc.mallopt(option, _KEPT_BYTES)
-        libc.malloc_trim(0)
-
-    return trim
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return None if trim is None else partial(trim, 0)
 
 
 trim_heap = HeapTrimmer(_malloc_trim())
