@@ -168,7 +168,7 @@ _MINUTES = {
     "pfnm-figure2": 28, "pfnm-figure4": 20, "pfnm-sensitivity": 2, "magi-table1": 5, "magi-figure2": 0.3,
     "fednp-toy": 0.1, "fednp-moments": 0.3, "fednp-cifar": 7, "multitask": 0.1, "compressed-updates": 0.1,
 }  # fmt: skip
-"""See `StudyEntry.minutes`. Of long studies, a few runs were timed."""
+"""See `StudyEntry.minutes`. Of long studies only a few runs were timed, and some figures are estimates."""
 PAPERS: Mapping[str, StudyEntry] = MappingProxyType(
     {entry.name: replace(entry, minutes=_MINUTES.get(entry.name)) for entry in _PAPERS}
 )
