@@ -189,7 +189,9 @@ def _local(workers: Workers) -> Iterator[Engine]:
     lost, and there is nothing to do.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
+        warnings.filterwarnings(
+            "ignore", "A worker stopped while some jobs were given", UserWarning
+        )
         yield _joblib(
             workers.count or 1,
             "loky",
