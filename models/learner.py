@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gossamer.errors import hint_arguments
+
 from .discovery import run_once
 from .errors import ModelError
 from .metrics import (
@@ -195,6 +197,7 @@ class SgdLearner:
         such samples, and by default (0).
     """
 
+    @hint_arguments
     def __init__(
         self,
         network: SlicedNetwork,

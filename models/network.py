@@ -19,6 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from gossamer.errors import hint_arguments
+
 from .anatomy import Anatomy, Buffers
 from .discovery import BATCH_NORMS, discover_or_one_cell, frozen_norms, named_tensors
 from .errors import ModelError
@@ -95,6 +97,7 @@ class SlicedNetwork:
         module has.
     """
 
+    @hint_arguments
     def __init__(
         self,
         module: nn.Module,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gossamer import __version__
+from gossamer.errors import hint_arguments
 
 from ...models import (
     Callback,
@@ -161,6 +162,7 @@ class Arena:
         with `wire`, `stores` or `sharing`.
     """
 
+    @hint_arguments
     def __init__(
         self,
         learners: Sequence[Learner],

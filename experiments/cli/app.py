@@ -95,11 +95,15 @@ def demo_command(
     if watch:
         views.require_bokeh()
     load_torch()
-    from ..live.run import run_demo
+    from ..live.run import broker_for, run_demo
 
     results = output.results("results/demo", "demo")
-    with results.run_folder() as folder, report_interruption(folder):
-        run_demo(folder, broker, rounds=rounds, watch=watch)
+    with (
+        broker_for(broker) as address,
+        results.run_folder() as folder,
+        report_interruption(folder),
+    ):
+        run_demo(folder, address, rounds=rounds, watch=watch)
     console.leave_report(folder)
 
 

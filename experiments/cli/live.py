@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from getpass import getuser
 from pathlib import Path
@@ -226,25 +227,34 @@ def swarm_command(
     from ..live.run import broker_for, draw_swarm, print_outcome, run_live
 
     results = output.results(default, "swarm")
+    # A broker of our own is started after the config has been checked.
+    used_broker = (
+        broker_for(broker, address_of=connection.address)
+        if address is None
+        else nullcontext(address)
+    )
     with results.opened() as folder:
-        to_keep: tuple[str, ...] = ()
-        if settings.trust.kind == "none":
-            console.warn(
-                "trust is off: anyone who can connect to the broker can read and forge messages"
-            )
-        else:
-            to_keep = ("trust",)  # written before results.begin, which deletes all other files
-            console.warn(f"trust: temporary keys and invitations are in {folder / 'trust'}")
-        with report_interruption(folder), broker_for(broker) as used_broker:
+
+        def begin() -> None:
+            if settings.trust.kind == "none":
+                results.begin()
+                console.warn(
+                    "trust is off: anyone who can connect to the broker can read and forge messages"
+                )
+            else:
+                results.begin(keep=("trust",))  # written before, with all that is checked
+                console.warn(f"trust: temporary keys and invitations are in {folder / 'trust'}")
+
+        with report_interruption(folder):
             outcome = run_live(
                 settings,
                 folder,
-                address or connection.address(used_broker.url),
+                used_broker,
                 source=str(config),
                 watch=watch,
                 peers=here,
                 log_json=log_json,
-                on_planned=lambda: results.begin(keep=to_keep),
+                on_planned=begin,
             )
         print_outcome(settings, outcome)
         pictures = draw_swarm(settings, folder)

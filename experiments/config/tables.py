@@ -298,12 +298,7 @@ NameOrTable = Annotated[str | dict[str, Any], AfterValidator(_require_name)]
 class Training(PriorSettings):
     """How a peer trains in a round, before its values are averaged."""
 
-    RENAMED: ClassVar = {
-        "stretch": "it is called local_samples now",
-        "learning_rate": "it is called rate",
-        "lr": "it is called rate",
-        "batch_size": "it is called batch",
-    }
+    RENAMED: ClassVar = {"stretch": "it is called local_samples now"}
 
     local_samples: Count = 100
     """The number of samples that a peer trains on in a round, before its values are averaged; the paper calls

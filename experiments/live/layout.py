@@ -207,15 +207,21 @@ class SwarmLayout:
         )
 
     def plan(self, folder: Path, broker: BrokerAddress) -> SwarmSpec:
-        """Return the specification of the whole swarm. Raises ConfigError if the config cannot run live.
+        """Return the specification of the whole swarm; see `peer_specs`."""
+        return self.spec(self.peer_specs(folder), folder, broker)
+
+    def spec(self, peers: list[PeerSpec], folder: Path, broker: BrokerAddress) -> SwarmSpec:
+        """Return the specification of a swarm of these peers."""
+        gossip = self.config.gossip
+        address = broker.with_defaults(gossip)
+        return SwarmSpec(self.config.name, address, folder, peers, gossip.per_process)
+
+    def peer_specs(self, folder: Path) -> list[PeerSpec]:
+        """Return the specifications of all peers. Raises ConfigError if the config cannot run live.
 
         If the config sets trust, this writes the peers' keys and invitations to `folder / "trust"`.
         """
         config = self.config
-        if self.graph is not None:
-            print_graph_notes(self.graph)
-        if config.gossip.mode == "steady":
-            warn_without_score(self.swarm.member(0).learner, self.source)
         if config.sharing == "auto":
             fewest = min(range(config.peers), key=lambda index: self.facts(index).samples)
             if (samples := self.facts(fewest).samples) < MIN_SAMPLES:
@@ -233,8 +239,11 @@ class SwarmLayout:
             self.peer(index, names, **peer_credentials)
             for index, peer_credentials in enumerate(credentials)
         ]
-        address = broker.with_defaults(config.gossip)
-        return SwarmSpec(config.name, address, folder, peers, config.gossip.per_process)
+        if self.graph is not None:
+            print_graph_notes(self.graph)
+        if config.gossip.mode == "steady":
+            warn_without_score(self.swarm.member(0).learner, self.source)
+        return peers
 
     def _servers(self, names: Sequence[str]) -> dict[str, str]:
         """Return which peer is the server of each partial model, round-robin; empty in other modes."""

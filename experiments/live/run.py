@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite, nan
 from pathlib import Path
@@ -85,11 +86,15 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def broker_for(broker: str | None, say: bool = True) -> Iterator[BrokerAddress]:
+def broker_for(
+    broker: str | None,
+    say: bool = True,
+    address_of: Callable[[str], BrokerAddress] = BrokerAddress,
+) -> Iterator[BrokerAddress]:
     """Yield the address of a broker: of the one at a URL, or of a local one that runs until the block ends.
 
     broker: a URL, or the program to start ("nats" or "mosquitto"); if left out, whichever is installed.
-    say: print which broker was started.
+    say: print which broker was started. address_of: returns the address of a broker that was started.
     """
     program = broker_kind(broker)
     if broker is not None and program is None:
@@ -100,13 +105,13 @@ def broker_for(broker: str | None, say: bool = True) -> Iterator[BrokerAddress]:
             console.warn(
                 f"broker: {local_broker.kind} on {local_broker.url} ({local_broker.reason})"
             )
-        yield BrokerAddress(local_broker.url)
+        yield address_of(local_broker.url)
 
 
 def run_live(
     config: Config,
     folder: Path,
-    broker: BrokerAddress,
+    broker: AbstractContextManager[BrokerAddress],
     *,
     source: str = "config",
     quiet: bool = False,
@@ -120,6 +125,7 @@ def run_live(
     source: where the config comes from, for error messages.
     folder: where results are written. Must be new or empty, except for the keys in `trust`: peers would
         resume from the checkpoints of another run.
+    broker: what `broker_for` returns, or nullcontext(address); entered when the config has been checked.
     watch: serve a page of the swarm while it runs, and print its address.
     log_json: write the peers' log lines as JSON objects.
     on_planned: called when the config has been checked, before the first results are written.
@@ -129,14 +135,24 @@ def run_live(
     then this raises a ConfigError.
     """
     layout = SwarmLayout(config, source, Swarm(config, source))
-    spec, part = replace(layout.plan(folder, broker), log_json=log_json), None
-    if peers is not None:
-        part = HostPart(config, spec.swarm, spec.broker, peers)
-        spec = replace(spec, peers=[spec.peers[index] for index in peers])
-        part.announce()
-    on_planned()
-    if config.sharing == "auto":
-        _warn_what_stays_shared(layout)
+    peer_specs = layout.peer_specs(folder)
+    with broker as address:
+        spec, part = replace(layout.spec(peer_specs, folder, address), log_json=log_json), None
+        if peers is not None:
+            part = HostPart(config, spec.swarm, spec.broker, peers)
+            spec = replace(spec, peers=[peer_specs[index] for index in peers])
+            part.announce()
+        on_planned()
+        if config.sharing == "auto":
+            _warn_what_stays_shared(layout)
+        return _run_planned(layout, spec, part, quiet=quiet, watch=watch)
+
+
+def _run_planned(
+    layout: SwarmLayout, spec: SwarmSpec, part: HostPart | None, *, quiet: bool, watch: bool
+) -> Outcome:
+    """Run the peers of a swarm, write what they report, and return the results; see `run_live`."""
+    config, folder = layout.config, spec.folder
     if (folder / "config.json").exists():
         raise ConfigError(f"{folder}: holds the results of another swarm; name another folder")
     write_json(make_folder(folder) / "config.json", config.model_dump(mode="json"))
@@ -532,23 +548,21 @@ def demo_config(scheme: str, rounds: int = 80) -> Config:
     )
 
 
-def run_demo(
-    out: Path, broker: str | None = None, *, rounds: int = 80, watch: bool = False
-) -> None:
+def run_demo(out: Path, broker: BrokerAddress, *, rounds: int = 80, watch: bool = False) -> None:
     """Run the swarms on one broker, print their accuracy and what was decided, and draw the accuracy.
 
     watch: serve a page of each swarm while it runs.
     """
     rows, decided = [], list[str]()
     folders = {scheme: out / scheme.replace(" ", "-") for scheme in SCHEMES}
-    with broker_for(broker) as address:
-        for scheme, folder in folders.items():
-            outcome = run_live(demo_config(scheme, rounds), folder, address, watch=watch)
-            decided += outcome.decided
-            values = list(outcome.accuracy.values())
-            columns = (f"{value:.3f}" for value in (np.mean(values), min(values), max(values)))
-            distance = max(outcome.consensus.values(), default=nan)
-            rows.append((scheme, *columns, "" if np.isnan(distance) else f"{distance:.0e}"))
+    for scheme, folder in folders.items():
+        config = demo_config(scheme, rounds)
+        outcome = run_live(config, folder, contextlib.nullcontext(broker), watch=watch)
+        decided += outcome.decided
+        values = list(outcome.accuracy.values())
+        columns = (f"{value:.3f}" for value in (np.mean(values), min(values), max(values)))
+        distance = max(outcome.consensus.values(), default=nan)
+        rows.append((scheme, *columns, "" if np.isnan(distance) else f"{distance:.0e}"))
     console.table(
         "16 live peers, each with 50 digits and its own label swap; accuracy on each peer's own task",
         ["", "mean", "worst peer", "best peer", "distance from the mean"],

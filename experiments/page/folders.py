@@ -79,6 +79,36 @@ class Folder:
         """The config's keys as dotted paths with their values as text, without empty ones."""
         return dict(_flat(self.config))
 
+    @cached_property
+    def changed(self) -> dict[str, str]:
+        """The settings that are not at their default, without those that have no effect in the run.
+
+        All of them if the folder has no config that this version can read.
+        """
+        from ..config.needs import unused
+        from ..config.tables import Config, Experiment, parse_table
+
+        is_comparison = "methods" in self.config
+        model = Experiment if is_comparison else Config
+        known = {key: value for key, value in self.config.items() if key in model.model_fields}
+        others = {key: value for key, value in self.config.items() if key not in known}
+        try:
+            config = parse_table(model, known, str(self.path))
+        except ConfigError:
+            return self.settings
+        run = "live" if self.command in ("swarm", "demo") else "lockstep"
+        if is_comparison:
+            run = "compare"
+        elif isinstance(config, Config) and config.time is not None:
+            run = "virtual"
+        # A sweep may give a key its effect in some of its runs.
+        no_effect = [] if self.command == "sweep" else [key for key, _ in unused(config, run)]
+        return {
+            key: text
+            for key, text in _flat(config.model_dump(mode="json", exclude_defaults=True) | others)
+            if not any(f"{key}.".startswith(f"{each}.") for each in no_effect)
+        }
+
 
 @dataclass(frozen=True)
 class RunFolder(Folder):

@@ -95,8 +95,8 @@ def _sections(folders: Sequence[RunFolder | StudyFolder], problems: Sequence[str
 
 
 def _differences(folders: Sequence[RunFolder | StudyFolder]) -> str:
-    """The keys of the configs whose values are not the same in all runs."""
-    keys = dict.fromkeys(key for folder in folders for key in folder.settings)
+    """The keys of the configs whose values are not the same in all runs, and have an effect in one."""
+    keys = dict.fromkeys(key for folder in folders for key in folder.changed)
     rows = [[key, *(folder.settings.get(key, "") for folder in folders)] for key in keys]
     differing = [row for row in rows if len(set(row[1:])) > 1 and row[0] != "name"]
     commands = ["command", *(folder.command for folder in folders)]
@@ -204,7 +204,7 @@ def _traffic(run: RunFolder) -> str:
 
 
 def _about(folder: RunFolder | StudyFolder) -> str:
-    """Warnings, command, versions and the config."""
+    """Warnings, command, versions, and the config where it is not at its defaults."""
     info, html = folder.info, ""
     if warnings := info.get("warnings"):
         html += "<h3>notes and warnings of the run</h3>"
@@ -215,8 +215,11 @@ def _about(folder: RunFolder | StudyFolder) -> str:
     facts = [f"{name} {version}" for name, version in versions.items()]
     facts += [f"{word} {info[word]}" for word in ("started", "written") if info.get(word)]
     html += f'<p class="note">{escape("; ".join([str(folder.path), *facts]))}</p>'
-    table = html_table(["key", "value"], folder.settings.items())
-    return f"{html}<details><summary>the whole config</summary>{table}</details>"
+    if not folder.changed:
+        return html
+    table = html_table(["key", "value"], folder.changed.items())
+    summary = "the config: what is not at its default and has an effect"
+    return f"{html}<details><summary>{summary}</summary>{table}</details>"
 
 
 # --- a study --------------------------------------------------------------------------------------------

@@ -45,8 +45,8 @@ from . import StudyEntry
 
 def run_quietly(config: Config, name: str, job: Job) -> Outcome:
     """Run a swarm of live peers on a broker of its own, in a subfolder of the study, without printing."""
-    with broker_for(None, say=False) as broker:
-        return run_live(config, job.empty_folder(name), broker, quiet=True)
+    broker = broker_for(None, say=False)
+    return run_live(config, job.empty_folder(name), broker, quiet=True)
 
 
 # --- newcomers --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -181,14 +182,23 @@ def _compute(
 
 @contextmanager
 def _local(workers: Workers) -> Iterator[Engine]:
-    """Processes of this machine, with one torch thread in each, since there is a process per core."""
-    yield _joblib(
-        workers.count or 1,
-        "loky",
-        inner_max_num_threads=1,
-        initializer=_prepare_worker,
-        initargs=(os.getpid(),),
-    )
+    """Processes of this machine, with one torch thread in each, since there is a process per core.
+
+    joblib replaces a process that has grown by 300 MB since its first batch, as one does that began with
+    small runs or small data, and warns of a leak. The process has returned its results by then: nothing is
+    lost, and there is nothing to do.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "A worker stopped while some jobs were given", UserWarning
+        )
+        yield _joblib(
+            workers.count or 1,
+            "loky",
+            inner_max_num_threads=1,
+            initializer=_prepare_worker,
+            initargs=(os.getpid(),),
+        )
 
 
 @contextmanager

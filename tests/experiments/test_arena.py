@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,25 @@ def test_stopping_early_is_leaving_the_loop() -> None:
 def test_an_arena_needs_learners() -> None:
     with pytest.raises(ModelError, match="at least one learner"):
         Arena([])
+
+
+@pytest.mark.parametrize(
+    ("made", "argument", "remedy"),
+    [
+        (SgdLearner, "lr", "did you mean 'rate'?"),
+        (SgdLearner, "batch_size", "did you mean 'batch'?"),
+        (SgdLearner, "epochs", "did you mean 'local_samples'?"),
+        (SlicedNetwork, "peers", "did you mean 'peer'?"),
+        (Arena, "test_evry", "did you mean 'test_every'?"),
+        (Arena, "rounds", "it has learners, every, weights, test_every"),
+    ],
+)
+def test_an_unknown_argument_is_told_with_the_one_meant(
+    made: type, argument: str, remedy: str
+) -> None:
+    message = f"{made.__name__} has no argument '{argument}'; {remedy}"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        made(None, **{argument: 1})
 
 
 def test_partial_models_beat_averaging_everything() -> None:

@@ -123,8 +123,9 @@ def test_join_has_an_option_a_key_and_the_environment(tmp_path, monkeypatch, cap
 def test_swarm_and_demo_have_it_too(tmp_path, monkeypatch, capsys, secret):
     seen: list[BrokerAddress] = []
 
-    def run_live(_config, _folder, address, **_):
-        seen.append(address)
+    def run_live(_config, _folder, broker, **_):
+        with broker as address:
+            seen.append(address)
         raise ConfigError("enough")
 
     monkeypatch.setattr(watch, "run_live", run_live)

@@ -315,6 +315,31 @@ def test_live_peers_refuse_what_is_for_simulations(gossamer, tmp_path: Path, tab
     )
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "refusal"),
+    [
+        ("rounds = 2", 'rounds = 2\ntopology = "torus:rows=3"', "key 'topology'"),
+        ("[data]\nsamples = 10", 'sharing = "auto"\n[data]\nsamples = 9', "key 'sharing'"),
+    ],
+)
+def test_a_swarm_is_refused_before_its_broker_starts(
+    gossamer: Run, tmp_path: Path, old: str, new: str, refusal: str
+) -> None:
+    (tmp_path / "live.toml").write_text(TINY.replace(old, new))
+    found = gossamer("swarm", "live.toml", "-o", "out")
+    assert found.code == 2
+    assert "broker" not in found.err
+    assert f"error: live.toml: {refusal}" in found.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_demo_whose_broker_cannot_be_leaves_no_folder(gossamer: Run, tmp_path: Path) -> None:
+    found = gossamer("demo", "--broker", "garden", "-o", "out")
+    assert found.code == 2
+    assert "a broker's URL starts with one of mqtt://" in found.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_data_sets_are_listed_with_what_they_are(gossamer: Run) -> None:
     lines = gossamer("data").out.splitlines()
     for name, (text, folder) in descriptions().items():

@@ -94,7 +94,7 @@ def test_configs_are_frozen() -> None:
             {"training": {"stretch": 5}},
             "unknown key 'training.stretch'; it is called local_samples",
         ),
-        ({"training": {"lr": 0.1}}, "unknown key 'training.lr'; it is called rate"),
+        ({"training": {"lr": 0.1}}, "unknown key 'training.lr'; did you mean 'rate'?"),
         ({"data": {"sampels": 3}}, "unknown key 'data.sampels'; did you mean 'samples'?"),
         (
             {"models": [{"nme": "a", "layout": "1"}]},

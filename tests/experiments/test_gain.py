@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +280,8 @@ def test_a_live_swarm_says_what_its_peers_gain(
     tmp_path: Path, empty_broker: Broker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = config(peers=3, rounds=3, gain=0.6, gossip={"per_process": 3})
-    outcome = run_live(settings, tmp_path / "out", BrokerAddress(empty_broker.url), quiet=True)
+    broker = nullcontext(BrokerAddress(empty_broker.url))
+    outcome = run_live(settings, tmp_path / "out", broker, quiet=True)
     assert outcome.gain is not None
     assert outcome.gain.accuracy.count == 2
     for peer in choose_twins(0.6, 3, 0):

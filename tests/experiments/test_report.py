@@ -6,6 +6,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from page_kit import write_live, write_run
@@ -14,6 +15,7 @@ from gossamer.experiments import ConfigError
 from gossamer.experiments.cli import console
 from gossamer.experiments.cli.app import main
 from gossamer.experiments.cli.views import require_bokeh
+from gossamer.experiments.config.tables import parse_config
 from gossamer.experiments.page import History, Observation, read_folders, write_report
 from gossamer.experiments.page.history import MOST_POINTS, Curve, Event, group_peers
 
@@ -32,6 +34,25 @@ def test_report_of_a_simulation(tmp_path: Path) -> None:
     assert "trust is off: &lt;anyone&gt; may listen" in html
     for text in ("swapped", "plain", "0.515", "0.500"):  # tasks, the mean, the worst peer
         assert text in html
+
+
+def test_a_report_lists_the_settings_that_were_changed_and_have_an_effect(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "rounds": 5,
+        "data": {"partition": "successive", "alpha": 0.1, "samples": 30},
+        "gossip": {"lease": 99.0, "mode": "async"},
+        "models": [{"name": "all", "share": 1.0, "matching": "none"}],
+    }
+    folder = write_run(tmp_path / "run")
+    config = parse_config({"name": "garden", "peers": 4, **given})
+    (folder / "config.json").write_text(json.dumps(config.model_dump(mode="json")))
+    html, _ = report(tmp_path, folder)
+    table = html.partition("what is not at its default")[2].partition("</table>")[0]
+    rows = re.findall(r"<td>([^<]*)</td>", table)
+    assert dict(zip(rows[::2], rows[1::2], strict=True)) == {
+        "name": "garden", "peers": "4", "rounds": "5", "data.samples": "30", "models.0.name": "all",
+        "models.0.share": "1.0",
+    }  # fmt: skip
 
 
 def test_nothing_of_a_report_is_fetched(tmp_path: Path) -> None:

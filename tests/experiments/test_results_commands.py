@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -243,7 +244,7 @@ def test_peers_keep_running_if_metrics_cannot_be_written(tmp_path: Path, empty_b
     (folder / "metrics.jsonl").symlink_to("no such folder/metrics.jsonl")
     config, address = load_config(tmp_path / "live.toml"), BrokerAddress(empty_broker.url)
     with pytest.raises(ConfigError, match=r"metrics\.jsonl: cannot be written: No such file"):
-        run_live(config, folder, address, quiet=True)
+        run_live(config, folder, nullcontext(address), quiet=True)
     for peer in ("0", "1"):
         assert json.loads((folder / f"{peer}.report.json").read_text())["rounds"] == 3
         assert (folder / f"{peer}.safetensors").exists()
@@ -261,7 +262,7 @@ def test_a_swarm_does_not_start_in_the_folder_of_another(tmp_path: Path) -> None
     (folder / "0.checkpoint").write_text("another's")
     before = contents(folder)
     with pytest.raises(ConfigError, match="out: holds the results of another swarm"):
-        run_live(load_config(tmp_path / "live.toml"), folder, BrokerAddress(URL))
+        run_live(load_config(tmp_path / "live.toml"), folder, nullcontext(BrokerAddress(URL)))
     assert contents(folder) == before
 
 
