@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gossamer.logs import should_log_repeat
+from gossamer.logs import log_repeated
 
 from ..gossip import (
     FANOUT,
@@ -1026,15 +1026,12 @@ class Engine:
 
     def _drop(self, cause: str, text: str) -> None:
         """Count a dropped message; log only some of many."""
-        self.dropped[cause] += 1
-        count = self.dropped[cause]
-        if should_log_repeat(count):
-            # While peers change what they share, one may push what another does not have yet; it repeats it.
-            expected = cause == "unknown-model" and self.sharing is not None
-            _log.log(
-                logging.INFO if expected else logging.WARNING,
-                "peer %s dropped a message: %s: %s (%d so far)", self.name, cause, text, count,
-            )  # fmt: skip
+        # While peers change what they share, one may push what another does not have yet; it repeats it.
+        expected = cause == "unknown-model" and self.sharing is not None
+        log_repeated(
+            _log, self.dropped, cause, "peer %s dropped a message: %s: %s", self.name, cause, text,
+            level=logging.INFO if expected else logging.WARNING,
+        )  # fmt: skip
 
 
 def _make_mode(
