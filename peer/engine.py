@@ -30,8 +30,7 @@ from ..gossip import (
     Gossiper,
     Message,
     PacedMode,
-    RobustRoundsMode,
-    RobustServerMode,
+    RobustMean,
     RoundsMode,
     Score,
     ServerMode,
@@ -1042,6 +1041,7 @@ def _make_mode(
     server_of: Callable[[str], str],
     score: Score,
 ) -> PeerMode:
+    robust = None if settings.robust == "none" else RobustMean(settings.robust, settings.hostile)
     match settings.mode:
         case "steady":
             fanout = settings.exchanges if "exchanges" in settings.model_fields_set else FANOUT
@@ -1055,18 +1055,7 @@ def _make_mode(
             sources = None
             if settings.sources is not None:
                 sources = {model: set(settings.sources) for model in models}
-            if settings.robust != "none":
-                return RobustRoundsMode(
-                    settings.exchanges,
-                    rule=settings.robust,
-                    hostile=settings.hostile,
-                    sources=sources,
-                )
-            return RoundsMode(settings.exchanges, sources=sources)
+            return RoundsMode(settings.exchanges, sources=sources, robust=robust)
         case "server":
             servers = {model: server_of(model) for model in models}
-            if settings.robust != "none":
-                return RobustServerMode(
-                    name, servers, server_of, rule=settings.robust, hostile=settings.hostile
-                )
-            return ServerMode(name, servers, server_of)
+            return ServerMode(name, servers, server_of, robust=robust)
