@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections import Counter
 
 
 class JsonFormatter(logging.Formatter):
@@ -43,3 +44,17 @@ def should_log_repeat(count: int) -> bool:
     log with 20 lines only.
     """
     return count & (count - 1) == 0
+
+
+def log_repeated(
+    log: logging.Logger,
+    counters: Counter[str],
+    cause: str,
+    text: str,
+    *args: object,
+    level: int = logging.WARNING,
+) -> None:
+    """Count an event by its cause, and log the 1st, 2nd, 4th, 8th … of them with their number so far."""
+    counters[cause] += 1
+    if should_log_repeat(counters[cause]):
+        log.log(level, f"{text} (%d so far)", *args, counters[cause])

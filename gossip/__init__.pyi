@@ -45,8 +45,7 @@ from .pushsum import split as split
 from .pushsum import total as total
 from .robust import FANOUT as FANOUT
 from .robust import ROBUST as ROBUST
-from .robust import RobustRoundsMode as RobustRoundsMode
-from .robust import RobustServerMode as RobustServerMode
+from .robust import RobustMean as RobustMean
 from .robust import Score as Score
 from .robust import SteadyMode as SteadyMode
 from .robust import needed_neighbours as needed_neighbours

@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gossamer.logs import should_log_repeat
+from gossamer.logs import log_repeated
 
 from .compress import Links
 from .ledger import (
@@ -40,6 +40,7 @@ from .ledger import (
     DelaysBySize,
     Edge,
     Ledger,
+    Neighbour,
     Neighbours,
     RetryPolicy,
     Transfer,
@@ -61,6 +62,10 @@ _EMPTY = np.empty(0, dtype=np.uint8)
 Admit: TypeAlias = Callable[[Give], Give | str]
 """Checks a transfer before it is credited: returns it, perhaps with another value, or the cause for which it
 is refused."""
+
+
+Outgoing: TypeAlias = Mapping[str, tuple[Array, Packed | None, int]]
+"""By receiver: the value that it will read, its compressed form if it has one, and the weight."""
 
 
 def new_session() -> str:
@@ -291,13 +296,14 @@ class Gossiper:
                 self.peer_gone(peer, receiver_session)
             elif edge[0] == peer and not self._neighbours.reachable(peer):
                 self.ledger.update(edge, sent=-np.inf)  # so that the next tick repeats it
-        shared = set(models).intersection(self.models)
-        self._neighbours.online(peer, session, shared, leaving=leaving, weight=weight)
+        shared = frozenset(models).intersection(self.models)
+        self._neighbours.put(peer, Neighbour(session, shared, leaving=leaving, weight=weight))
         return True
 
     def peer_offline(self, peer: str) -> None:
         """Note that a neighbour cannot be reached for now: push and repeat nothing to it."""
-        self._neighbours.offline(peer)
+        if (neighbour := self._neighbours.get(peer)) is not None:
+            self._neighbours.put(peer, dataclasses.replace(neighbour, online=False))
 
     def peer_gone(
         self,
@@ -403,19 +409,9 @@ class Gossiper:
                 )
             if share < 1:
                 raise ValueError(f"push {model!r} to {peer!r}: share {share} must be at least 1")
-        try:
-            debited = self._debit(model, shares, plain, exact_shares)
-        except WireError as error:  # raised by `lossy`, before anything was debited
-            self._warn_cannot_send(model, error)
-            return False
-        if debited is None:
-            self.counters["own-value-not-finite"] += 1
-            self._warn_if_diverged(model)
-            return False
-        for peer, (value, packed, share) in debited.items():
-            self._open_transfer(model, peer, share, value, now, tag, packed)
-        self.counters["push"] += len(shares)
-        return True
+        return self._open_transfers(
+            model, partial(self._debit, model, shares, plain, exact_shares), now, tag
+        )
 
     def send_values(
         self, model: str, peers: Iterable[str], now: float, tag: Tag | None = None
@@ -425,19 +421,12 @@ class Gossiper:
         Weightless modes call it. Like any transfer it is repeated until it is acknowledged; nothing is
         debited, so nothing is taken back if it is refused.
         """
-        try:
+
+        def copies() -> Outgoing | None:
             value = self._balances.copy_to_send(self._check_model(model), self.lossy)
-        except WireError as error:
-            self._warn_cannot_send(model, error)
-            return False
-        if value is None:
-            self.counters["own-value-not-finite"] += 1
-            self._warn_if_diverged(model)
-            return False
-        for peer in peers:
-            self._open_transfer(model, peer, 0, value, now, tag)
-            self.counters["push"] += 1
-        return True
+            return None if value is None else dict.fromkeys(peers, (value, None, 0))
+
+        return self._open_transfers(model, copies, now, tag)
 
     def skip(self, model: str, peers: Iterable[str], now: float, tag: Tag) -> bool:
         """Tell free neighbours not to wait for this peer in this exchange; always return True.
@@ -446,17 +435,14 @@ class Gossiper:
         repeated until it is acknowledged like any other.
         """
         for peer in peers:
-            self._open_transfer(model, peer, 0, _EMPTY, now, tag)
+            self._open_transfer(model, peer, (_EMPTY, None, 0), now, tag)
             self.counters["skip"] += 1
         return True
 
     def _debit(
         self, model: str, shares: Mapping[str, int], plain: bool, exact_shares: bool
-    ) -> Mapping[str, tuple[Array, Packed | None, int]] | None:
-        """Debit shares of a model; per receiver, return the value it will read, its packed form, its share.
-
-        None if the value is not finite.
-        """
+    ) -> Outgoing | None:
+        """Debit shares of a model and return what to send; None if the value is not finite."""
         if plain or not self.links.compresses(model):
             value = self._balances.take(model, sum(shares.values()), self.lossy)
             return None if value is None else {p: (value, None, s) for p, s in shares.items()}
@@ -469,27 +455,37 @@ class Gossiper:
             exact_shares=exact_shares,
         )
 
+    def _open_transfers(
+        self, model: str, debit: Callable[[], Outgoing | None], now: float, tag: Tag | None
+    ) -> bool:
+        """Send what `debit` returns; return False, and count it, if the value cannot be sent."""
+        try:
+            outgoing = debit()
+        except WireError as error:  # raised by `lossy`, before anything was debited
+            text, cause = "peer %s cannot share model %s: %s", "own-value-too-large"
+            log_repeated(_log, self.counters, cause, text, self.peer, model, error)
+            return False
+        if outgoing is None:
+            self.counters["own-value-not-finite"] += 1
+            self._warn_if_diverged(model)
+            return False
+        for peer, sent in outgoing.items():
+            self._open_transfer(model, peer, sent, now, tag)
+        self.counters["push"] += len(outgoing)
+        return True
+
     def _open_transfer(
         self,
         model: str,
         peer: str,
-        share: int,
-        value: Array,
+        sent: tuple[Array, Packed | None, int],
         now: float,
         tag: Tag | None,
-        packed: Packed | None = None,
     ) -> None:
+        value, packed, share = sent
         session = self._session_of(peer)
         transfer = self.ledger.debit(model, peer, session, share, value, now, tag, packed)
         self._outbox.append(transfer.give)
-
-    def _warn_cannot_send(self, model: str, error: WireError) -> None:
-        self.counters["own-value-too-large"] += 1
-        count = self.counters["own-value-too-large"]
-        if should_log_repeat(count):
-            _log.warning(
-                "peer %s cannot share model %s: %s (%d so far)", self.peer, model, error, count
-            )
 
     # --- waiting for acknowledgements -----------------------------------------------------------
 

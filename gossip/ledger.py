@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, TypeAlias
@@ -271,26 +271,10 @@ class Neighbours:
         """Return the state of a neighbour, or None."""
         return self._neighbours.get(peer)
 
-    def online(
-        self,
-        peer: str,
-        session: str,
-        models: Iterable[str],
-        *,
-        leaving: bool = False,
-        weight: int = ONE,
-    ) -> None:
-        """Note that a neighbour is online."""
+    def put(self, peer: str, neighbour: Neighbour) -> None:
+        """Set the state of a neighbour."""
         self._receivers_cache.clear()
-        self._neighbours[peer] = Neighbour(
-            session, frozenset(models), leaving=leaving, weight=weight
-        )
-
-    def offline(self, peer: str) -> None:
-        """Note that a peer, if it is a neighbour, cannot be reached for now."""
-        if peer in self._neighbours:
-            self._receivers_cache.clear()
-            self._neighbours[peer] = replace(self._neighbours[peer], online=False)
+        self._neighbours[peer] = neighbour
 
     def retire(self, peer: str, session: str, *, left: bool) -> None:
         """Note that a session is gone for good; left: whether it said goodbye."""

@@ -10,7 +10,8 @@ asynchronous gossip, and those by which a leaving peer hands its mass over, have
 
 `PacedMode` pushes at the pace of training and never waits; `RoundsMode` averages in lockstep with the
 neighbours, `ServerMode` through one server per partial model; `SteadyMode`, in robust.py, exchanges values
-without weight. The base class, `Mode`, never pushes: with it, the driver calls `Gossiper.push` itself.
+without weight, as the lockstep modes do with a `RobustMean`. The base class, `Mode`, never pushes: with it, the
+driver calls `Gossiper.push` itself.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .wire import Give, Tag
 
 if TYPE_CHECKING:
     from .gossiper import Gossiper
+    from .robust import RobustMean
 
 MAX_WAITING = 2
 """The most pushes of a partial model that wait in asynchronous gossip."""
@@ -291,6 +293,7 @@ class RoundsMode(Mode):
     shares: per model, the fraction of the weight sent to each out-neighbour (the peer's column of a
         column-stochastic matrix, without the diagonal); by default the weight is divided equally among the
         out-neighbours and the peer itself.
+    robust: take a robust mean of the own value and the neighbours' in every exchange, without weights.
     """
 
     def __init__(
@@ -299,12 +302,14 @@ class RoundsMode(Mode):
         *,
         sources: Mapping[str, Collection[str]] | None = None,
         shares: Mapping[str, Mapping[str, float | Fraction]] | None = None,
+        robust: RobustMean | None = None,
     ) -> None:
         if exchanges < 1:
             raise ValueError(f"rounds mode: exchanges is {exchanges}, must be at least 1")
         self.exchanges = exchanges
         self._sources = sources
         self._shares = shares
+        self._robust, self.weightless = robust, robust is not None
         self._progress: dict[str, _Progress] = {}
 
     def begin_round(self, gossiper: Gossiper, number: int) -> None:
@@ -352,6 +357,16 @@ class RoundsMode(Mode):
         current = (progress.round, progress.exchange)
         return give.tag < current or (give.tag == current and progress.pushed)
 
+    def value_after(self, gossiper: Gossiper, give: Give) -> Array | str:
+        """Keep a value of this exchange until all have arrived; one of an earlier exchange is void."""
+        assert self._robust is not None
+        progress = self._progress.get(give.model)
+        if progress is None or give.tag != (progress.round, progress.exchange):
+            return "late"
+        if give.sender not in progress.sources:
+            return "no-neighbour"
+        return self._robust.add(gossiper, give)
+
     def credited(self, give: Give) -> None:
         """Note that the sender's transfer of this exchange has arrived."""
         progress = self._progress.get(give.model)
@@ -375,14 +390,20 @@ class RoundsMode(Mode):
                 pass
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the progress of every model."""
-        return {
+        """Return the progress of every model, and the values of the present exchange."""
+        progress = {
             model: [p.round, p.exchange, p.pushed, p.idle, sorted(p.sources), sorted(p.missing)]
             for model, p in self._progress.items()
         }
+        if self._robust is None:
+            return progress
+        return {"progress": progress, "collected": self._robust.rows()}
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Restore the progress of every model."""
+        """Restore the state of a snapshot."""
+        if self._robust is not None:
+            self._robust.restore(data["collected"])
+            data = data["progress"]
         for model, (number, exchange, pushed, idle, sources, missing) in data.items():
             self._progress[model] = _Progress(
                 number, exchange, pushed, idle, set(sources), set(missing)
@@ -399,20 +420,22 @@ class RoundsMode(Mode):
             return True
         if progress.missing:
             return False
-        self._end_exchange(gossiper, model)
+        if self._robust is not None:
+            self._robust.combine(gossiper, model)
         progress.exchange += 1
         progress.pushed = False
         progress.idle = progress.exchange == self.exchanges
         return True
-
-    def _end_exchange(self, gossiper: Gossiper, model: str) -> None:
-        """Called when all transfers of an exchange have arrived. A hook for subclasses; does nothing here."""
 
     def _push(self, gossiper: Gossiper, model: str, tag: tuple[int, int], now: float) -> bool:
         """Push to all out-neighbours at once; return False while a transfer to one of them is open."""
         neighbours = gossiper.neighbours(model)
         if len(gossiper.free_neighbours(model, online_only=False)) < len(neighbours):
             return False
+        # If the value cannot be sent (it is not finite, or too large), tell neighbours not to wait for it.
+        if self._robust is not None:
+            sent = gossiper.send_values(model, neighbours, now, tag)
+            return sent or gossiper.skip(model, neighbours, now, tag)
         weight = gossiper.weight(model)
         if self._shares is None:
             share = weight // (len(neighbours) + 1)
@@ -425,7 +448,6 @@ class RoundsMode(Mode):
         if min(shares.values()) < 1:  # too little weight to divide
             gossiper.counters["starved"] += 1
             return False
-        # If the value cannot be sent (it is not finite, or too large), tell neighbours not to wait for it.
         return gossiper.push(model, shares, now, tag) or gossiper.skip(model, shares, now, tag)
 
 
@@ -483,6 +505,7 @@ class ServerMode(Mode):
     a client without weight takes no part.
 
     servers: the server of each model. server_of: returns the server of a model that begins later.
+    robust: the server, which is trusted, takes a robust mean of its clients' values and its own.
     """
 
     def __init__(
@@ -490,8 +513,11 @@ class ServerMode(Mode):
         peer: str,
         servers: Mapping[str, str],
         server_of: Callable[[str], str] | None = None,
+        *,
+        robust: RobustMean | None = None,
     ) -> None:
         self._peer, self._server_of = peer, server_of
+        self._robust, self.weightless = robust, robust is not None
         self._as_client = {
             model: _ClientRound(server) for model, server in servers.items() if server != peer
         }
@@ -557,9 +583,21 @@ class ServerMode(Mode):
         is_open = server.round > server.done and not server.closed
         return is_open and number <= server.round
 
+    def value_after(self, gossiper: Gossiper, give: Give) -> Array | str:
+        """As a server keep a client's value until all have arrived; as a client adopt the mean."""
+        assert self._robust is not None
+        if give.tag is None:
+            return "late"
+        if give.tag[1] == GATHER and give.model in self._as_server:
+            return self._robust.add(gossiper, give)
+        client = self._as_client.get(give.model)
+        if give.tag[1] != RETURN or client is None or give.sender != client.server:
+            return "no-server"
+        return np.array(give.value) if np.isfinite(give.value).all() else "not-finite"
+
     def credited(self, give: Give) -> None:
         """Note a client's weight, or that the mean has arrived."""
-        self._note_arrival(give, give.weight)
+        self._note_arrival(give, give.weight if self._robust is None else 1)
 
     def refused(self, give: Give) -> None:
         """Note a refused transfer: as a server average without that client; as a client end the round."""
@@ -614,7 +652,7 @@ class ServerMode(Mode):
                 self._step_server(gossiper, model, server, now)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the progress of every model."""
+        """Return the progress of every model, and the values of the present round."""
         return {
             "clients": {
                 model: [client.round, client.done, client.sent]
@@ -625,10 +663,13 @@ class ServerMode(Mode):
                 for model, server in self._as_server.items()
             },
             "gone": sorted(self._gone),
+            **({} if self._robust is None else {"collected": self._robust.rows()}),
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Restore the progress of every model."""
+        """Restore the state of a snapshot."""
+        if self._robust is not None:
+            self._robust.restore(data["collected"])
         self._gone = set(data.get("gone", ()))
         for model, (number, done, sent) in data["clients"].items():
             server = self._as_client[model].server
@@ -640,13 +681,9 @@ class ServerMode(Mode):
         self, gossiper: Gossiper, model: str, shares: Mapping[str, int], now: float, tag: Tag
     ) -> bool:
         """Send mass to the server, or the mean with their weights back to clients."""
+        if self._robust is not None:
+            return gossiper.send_values(model, sorted(shares), now, tag)
         return gossiper.push(model, shares, now, tag, exact_shares=True)
-
-    def _end_gathering(self, gossiper: Gossiper, model: str) -> None:
-        """Called before the mean is sent back. A hook for subclasses; does nothing here.
-
-        The mass that this peer holds already is the mean, since every transfer was added to it.
-        """
 
     def _step_client(
         self, gossiper: Gossiper, model: str, client: _ClientRound, now: float
@@ -678,8 +715,10 @@ class ServerMode(Mode):
             server.weights = {peer: weight for peer, weight in server.weights.items() if weight}
             shares = {peer: server.weights[peer] for peer in free if peer in server.weights}
             tag = (server.round, RETURN)
-            if shares:
-                self._end_gathering(gossiper, model)
+            if (
+                shares and self._robust is not None
+            ):  # else the mass that this peer holds is the mean
+                self._robust.combine(gossiper, model)
             if shares and self._send(gossiper, model, shares, now, tag):
                 for peer in shares:
                     del server.weights[peer]

@@ -22,7 +22,7 @@ starts at 1, and grows by RATE·F/neighbours in each of our own rounds, up to MA
 `limits` and `step_factor` are the rule; `SteadyMode` applies it and says when to send to whom.
 
 *Robust means*, for the lockstep modes, are pure functions of the own value, those of the others, and b; they
-return the value to continue with. Every value counts once.
+return the value to continue with. Every value counts once. `RobustMean` makes a lockstep mode use one.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from .modes import GATHER, RETURN, Mode, RoundsMode, ServerMode
+from .modes import Mode
 from .pushsum import Array, is_finite
-from .wire import Give, Tag
+from .wire import Give
 
 if TYPE_CHECKING:
     from .gossiper import Gossiper
@@ -448,10 +448,15 @@ ROBUST: Mapping[str, Robust] = MappingProxyType(
 )
 
 
-class _Collected:
-    """The values that arrived in the present exchange, by partial model and sender."""
+class RobustMean:
+    """Lets `RoundsMode` and `ServerMode` take a robust mean of values without weight, not the exact mean.
 
-    def __init__(self, rule: str, hostile: Hostile) -> None:
+    It holds the values that arrived in the present exchange, by partial model and sender.
+
+    rule: "clipped", "trimmed" or "median". hostile: how many neighbours may be hostile, or "auto".
+    """
+
+    def __init__(self, rule: str, hostile: Hostile = "auto") -> None:
         self._rule = ROBUST[rule]
         self._hostile: Hostile = hostile
         self._values: dict[str, dict[str, Array]] = {}
@@ -481,105 +486,3 @@ class _Collected:
         """Restore the rows of a snapshot."""
         for model, sender, value in rows:
             self._values.setdefault(model, {})[sender] = value
-
-
-class RobustRoundsMode(RoundsMode):
-    """Rounds in lockstep in which a peer takes a robust mean of its own value and its neighbours'.
-
-    rule: "clipped", "trimmed" or "median". hostile: how many neighbours may be hostile, or "auto".
-    exchanges, sources: see RoundsMode.
-    """
-
-    weightless = True
-
-    def __init__(
-        self,
-        exchanges: int,
-        *,
-        rule: str,
-        hostile: Hostile = "auto",
-        sources: Mapping[str, Collection[str]] | None = None,
-    ) -> None:
-        super().__init__(exchanges, sources=sources)
-        self._collected = _Collected(rule, hostile)
-
-    def value_after(self, gossiper: Gossiper, give: Give) -> Array | str:
-        """Keep a value of this exchange until all have arrived; one of an earlier exchange is void."""
-        progress = self._progress.get(give.model)
-        if progress is None or give.tag != (progress.round, progress.exchange):
-            return "late"
-        if give.sender not in progress.sources:
-            return "no-neighbour"
-        return self._collected.add(gossiper, give)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the progress of every model, and the values of the present exchange."""
-        return {"progress": super().snapshot(), "collected": self._collected.rows()}
-
-    def restore(self, data: dict[str, Any]) -> None:
-        """Restore the state of a snapshot."""
-        super().restore(data["progress"])
-        self._collected.restore(data["collected"])
-
-    def _end_exchange(self, gossiper: Gossiper, model: str) -> None:
-        self._collected.combine(gossiper, model)
-
-    def _push(self, gossiper: Gossiper, model: str, tag: tuple[int, int], now: float) -> bool:
-        """Send the own value to all neighbours; return False while a transfer to one of them is open."""
-        peers = gossiper.neighbours(model)
-        if len(gossiper.free_neighbours(model, online_only=False)) < len(peers):
-            return False
-        return gossiper.send_values(model, peers, now, tag) or gossiper.skip(model, peers, now, tag)
-
-
-class RobustServerMode(ServerMode):
-    """Rounds through a server that takes a robust mean of its clients' values and its own.
-
-    rule, hostile: see RobustRoundsMode. peer, servers, server_of: see ServerMode; the server is trusted.
-    """
-
-    weightless = True
-
-    def __init__(
-        self,
-        peer: str,
-        servers: Mapping[str, str],
-        server_of: Callable[[str], str] | None = None,
-        *,
-        rule: str,
-        hostile: Hostile = "auto",
-    ) -> None:
-        super().__init__(peer, servers, server_of)
-        self._collected = _Collected(rule, hostile)
-
-    def value_after(self, gossiper: Gossiper, give: Give) -> Array | str:
-        """As a server keep a client's value until all have arrived; as a client adopt the mean."""
-        if give.tag is None:
-            return "late"
-        if give.tag[1] == GATHER and give.model in self._as_server:
-            return self._collected.add(gossiper, give)
-        client = self._as_client.get(give.model)
-        if give.tag[1] != RETURN or client is None or give.sender != client.server:
-            return "no-server"
-        return np.array(give.value) if np.isfinite(give.value).all() else "not-finite"
-
-    def credited(self, give: Give) -> None:
-        """Note a client that gets the mean back, or that the mean has arrived."""
-        self._note_arrival(give, 1)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the progress of every model, and the values of the present round."""
-        return super().snapshot() | {"collected": self._collected.rows()}
-
-    def restore(self, data: dict[str, Any]) -> None:
-        """Restore the state of a snapshot."""
-        super().restore(data)
-        self._collected.restore(data["collected"])
-
-    def _send(
-        self, gossiper: Gossiper, model: str, shares: Mapping[str, int], now: float, tag: Tag
-    ) -> bool:
-        return gossiper.send_values(model, sorted(shares), now, tag)
-
-    def _end_gathering(self, gossiper: Gossiper, model: str) -> None:
-        self._collected.combine(gossiper, model)

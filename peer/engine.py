@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gossamer.logs import should_log_repeat
+from gossamer.logs import log_repeated
 
 from ..gossip import (
     FANOUT,
@@ -30,8 +30,7 @@ from ..gossip import (
     Gossiper,
     Message,
     PacedMode,
-    RobustRoundsMode,
-    RobustServerMode,
+    RobustMean,
     RoundsMode,
     Score,
     ServerMode,
@@ -1026,15 +1025,12 @@ class Engine:
 
     def _drop(self, cause: str, text: str) -> None:
         """Count a dropped message; log only some of many."""
-        self.dropped[cause] += 1
-        count = self.dropped[cause]
-        if should_log_repeat(count):
-            # While peers change what they share, one may push what another does not have yet; it repeats it.
-            expected = cause == "unknown-model" and self.sharing is not None
-            _log.log(
-                logging.INFO if expected else logging.WARNING,
-                "peer %s dropped a message: %s: %s (%d so far)", self.name, cause, text, count,
-            )  # fmt: skip
+        # While peers change what they share, one may push what another does not have yet; it repeats it.
+        expected = cause == "unknown-model" and self.sharing is not None
+        log_repeated(
+            _log, self.dropped, cause, "peer %s dropped a message: %s: %s", self.name, cause, text,
+            level=logging.INFO if expected else logging.WARNING,
+        )  # fmt: skip
 
 
 def _make_mode(
@@ -1045,6 +1041,7 @@ def _make_mode(
     server_of: Callable[[str], str],
     score: Score,
 ) -> PeerMode:
+    robust = None if settings.robust == "none" else RobustMean(settings.robust, settings.hostile)
     match settings.mode:
         case "steady":
             fanout = settings.exchanges if "exchanges" in settings.model_fields_set else FANOUT
@@ -1058,18 +1055,7 @@ def _make_mode(
             sources = None
             if settings.sources is not None:
                 sources = {model: set(settings.sources) for model in models}
-            if settings.robust != "none":
-                return RobustRoundsMode(
-                    settings.exchanges,
-                    rule=settings.robust,
-                    hostile=settings.hostile,
-                    sources=sources,
-                )
-            return RoundsMode(settings.exchanges, sources=sources)
+            return RoundsMode(settings.exchanges, sources=sources, robust=robust)
         case "server":
             servers = {model: server_of(model) for model in models}
-            if settings.robust != "none":
-                return RobustServerMode(
-                    name, servers, server_of, rule=settings.robust, hostile=settings.hostile
-                )
-            return ServerMode(name, servers, server_of)
+            return ServerMode(name, servers, server_of, robust=robust)

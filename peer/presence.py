@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from gossamer.logs import should_log_repeat
+from gossamer.logs import log_repeated
 
 from ..gossip import SchemaEntry, check_name, is_reclaimed_row, is_verdict_row, schema_difference
 from ..gossip.security import Death, TrustError
@@ -668,13 +668,8 @@ class Roster:
     def _unreadable(self, peer: str, message: str) -> list[Event]:
         """Count a card, status or death notice that is not valid."""
         cause = f"unreadable-{message.replace(' ', '-')}"
-        self.dropped[cause] += 1
-        count = self.dropped[cause]
-        if should_log_repeat(count):
-            _log.warning(
-                "peer %s published a %s that cannot be read; it is ignored (%d so far)",
-                peer, message, count,
-            )  # fmt: skip
+        text = "peer %s published a %s that cannot be read; it is ignored"
+        log_repeated(_log, self.dropped, cause, text, peer, message)
         return []
 
     def _is_neighbour(self, peer: str) -> bool:

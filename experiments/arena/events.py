@@ -28,8 +28,7 @@ from ...gossip import (
     Give,
     Gossiper,
     Message,
-    RobustRoundsMode,
-    RobustServerMode,
+    RobustMean,
     RoundsMode,
     ServerMode,
     SteadyMode,
@@ -487,7 +486,7 @@ class Lockstep(EventSimulator):
         modes: list[ServerMode | RoundsMode] = []
         if robust is not None and robust.graph is not None:
             modes = [
-                RobustRoundsMode(robust.exchanges, rule=robust.rule, hostile=robust.hostile)
+                RoundsMode(robust.exchanges, robust=RobustMean(robust.rule, robust.hostile))
                 for _ in names
             ]
         if servers is not None:
@@ -495,11 +494,8 @@ class Lockstep(EventSimulator):
             # A model without a server has only one peer, which then is its own server.
             for name, store in zip(names, stores, strict=True):
                 own = {model: server_names.get(model, name) for model in store.names()}
-                modes.append(
-                    ServerMode(name, own)
-                    if robust is None
-                    else RobustServerMode(name, own, rule=robust.rule, hostile=robust.hostile)
-                )
+                mean = None if robust is None else RobustMean(robust.rule, robust.hostile)
+                modes.append(ServerMode(name, own, robust=mean))
         units = [round(ONE * weight) for weight in weights]
         super().__init__(names, stores, units, wire, modes=modes, steady=steady)
         self._introduced: set[tuple[int, int]] = set()

@@ -121,7 +121,7 @@ class Robust(ExactMean):
     Only with Arena(wire=…).
 
     rule, hostile
-        See gossip.RobustRoundsMode.
+        See gossip.RobustMean.
     graph
         The neighbours whose values a peer combines; None for a server that combines all.
     exchanges

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
-from gossamer.logs import should_log_repeat
+from gossamer.logs import log_repeated
 
 from .. import topics
 from ..chunks import HEADER_BYTES, Reassembler
@@ -528,15 +528,11 @@ class SwarmSecurity:
 
     def _refuse(self, error: TrustError, where: str) -> None:
         """Count a refusal; log the 1st, 2nd, 4th, 8th … of the same cause, if it may be an attack."""
-        cause = f"untrusted-{error.cause}"
-        self.counters[cause] += 1
-        count = self.counters[cause]
-        if should_log_repeat(count):
-            _log.log(
-                logging.DEBUG if error.cause in HARMLESS_CAUSES else logging.WARNING,
-                "peer %s refused %s: %s: %s (%d so far)",
-                self.name, where, error.cause, error, count,
-            )  # fmt: skip
+        log_repeated(
+            _log, self.counters, f"untrusted-{error.cause}",
+            "peer %s refused %s: %s: %s", self.name, where, error.cause, error,
+            level=logging.DEBUG if error.cause in HARMLESS_CAUSES else logging.WARNING,
+        )  # fmt: skip
 
 
 SecurityLayer: TypeAlias = NullSecurity | SwarmSecurity

@@ -18,8 +18,9 @@ from gossamer.gossip import (
     Gossiper,
     MemoryNetwork,
     RetryPolicy,
-    RobustRoundsMode,
-    RobustServerMode,
+    RobustMean,
+    RoundsMode,
+    ServerMode,
     introduce,
     run,
 )
@@ -121,7 +122,7 @@ def averaged(make, network, rounds=1):
 @pytest.mark.parametrize("faults", [FaultPlan(), FAULTY], ids=["clean", "faulty"])
 def test_rounds_compute_the_plain_robust_mean_whatever_is_lost_or_doubled(rule, faults):
     found = averaged(
-        lambda name: RobustRoundsMode(2, rule=rule, hostile=1), MemoryNetwork(3, faults)
+        lambda name: RoundsMode(2, robust=RobustMean(rule, 1)), MemoryNetwork(3, faults)
     )
     values = starts()
     for _ in range(2):
@@ -137,7 +138,7 @@ def test_rounds_compute_the_plain_robust_mean_whatever_is_lost_or_doubled(rule, 
 @pytest.mark.parametrize("faults", [FaultPlan(), FAULTY], ids=["clean", "faulty"])
 def test_a_server_computes_the_plain_robust_mean_for_all(rule, faults):
     found = averaged(
-        lambda name: RobustServerMode(name, {"v": "p0"}, rule=rule, hostile=1),
+        lambda name: ServerMode(name, {"v": "p0"}, robust=RobustMean(rule, 1)),
         MemoryNetwork(3, faults),
     )
     values = starts()
@@ -150,15 +151,15 @@ def test_a_server_computes_the_plain_robust_mean_for_all(rule, faults):
 def test_one_liar_does_not_decide_rounds_or_a_server(rule):
     bound = 1.5 * max(float(np.abs(value).max()) for value in starts().values())
     for make in (
-        lambda name: RobustRoundsMode(1, rule=rule, hostile=1),
-        lambda name: RobustServerMode(name, {"v": "p0"}, rule=rule, hostile=1),
+        lambda name: RoundsMode(1, robust=RobustMean(rule, 1)),
+        lambda name: ServerMode(name, {"v": "p0"}, robust=RobustMean(rule, 1)),
     ):
         found = averaged(make, Lying(3), rounds=3)
         assert max(float(np.abs(found[name]).max()) for name in NAMES[:5]) < bound
 
 
 def test_a_restored_peer_has_the_values_that_it_had_acknowledged():
-    mode = RobustRoundsMode(1, rule="trimmed", hostile=1)
+    mode = RoundsMode(1, robust=RobustMean("trimmed", 1))
     peer = Gossiper("p0", "s", DictStore({"v": np.zeros(SIZE)}), mode=mode)
     peer.inject("v", ONE)
     for name in ("p1", "p2"):
@@ -168,7 +169,7 @@ def test_a_restored_peer_has_the_values_that_it_had_acknowledged():
     peer.handle(Give("v", "p1", "sp1", 1, "p0", "s", 0, np.ones(SIZE), (0, 0)), 0.0)
     again = Gossiper.restore(
         peer.snapshot(), DictStore({"v": np.zeros(SIZE)}),
-        mode=RobustRoundsMode(1, rule="trimmed", hostile=1),
+        mode=RoundsMode(1, robust=RobustMean("trimmed", 1)),
     )  # fmt: skip
     for name in ("p1", "p2"):
         again.peer_online(name, f"s{name}", ["v"])
