@@ -365,8 +365,8 @@ CONFLICTS = {
     ),
 }
 """What excludes other keys: several processes, checkpoints, sharing = "auto" in lockstep and live, virtual
-time, inexact messages in lockstep, live peers, steady gossip, robust means, FedNP, sparse vectors, data that is
-not in memory."""
+time, inexact messages in lockstep, live peers, steady gossip, robust means, FedNP, sparse vectors, and
+data that is not in memory."""
 
 
 def refuse_conflicts(name: str, config: Experiment, source: str = "config") -> None:
