@@ -50,9 +50,9 @@ from ..models import (
     sparse_vectors,
 )
 from ..peer import MatchedStore, Matching, blocks, load_trained, schema_entries
+from .config.needs import refuse_conflicts
 from .config.tables import (
     Config,
-    Data,
     Model,
     PeerSelection,
     TaskEntry,
@@ -120,11 +120,8 @@ class Swarm:
         ]
         self._check_dependencies()
         check_matching(config, source)
-        if config.gain and config.fednp is not None:
-            raise self._error(
-                "gain",
-                "a peer that trains with FedNP cannot be compared with one alone; leave it out",
-            )
+        if config.fednp is not None:
+            refuse_conflicts("fednp", config, source)
         with self._error_context("callbacks"):
             find_callbacks(config.callbacks, Path(source).parent)
         self._sparse = config.data.set == "sparse"
@@ -136,14 +133,16 @@ class Swarm:
             )
         self._named_network: NamedNetwork | None = None
         self._streams: PeerDatasets | None = None
-        if not self._sparse:
+        if self._sparse:
+            refuse_conflicts("sparse", config, source)
+        else:
             with self._error_context("data.set"):
                 name = config.data.set
                 loaded = load_data(name, seed=config.seed, folder=Path(source).parent)
                 self._streams = loaded if isinstance(loaded, PeerDatasets) else None
                 self.dataset = loaded.example() if isinstance(loaded, PeerDatasets) else loaded
             if self._streams is not None:
-                self._refuse_with_streams()
+                refuse_conflicts("streams", config, source)
             if network_name := config.network.name_or_entry:
                 with self._error_context(self._network_key()):
                     folder = Path(source).parent
@@ -344,16 +343,6 @@ class Swarm:
         wrapped = ProximalLearner(learner, training.proximal) if training.proximal else learner
         return Member(str(index), self.task_name(index), count or local, wrapped)
 
-    def _refuse_with_streams(self) -> None:
-        """Raise if a key needs all samples of a peer, which are not in memory."""
-        config = self.config
-        data = (("data", key, config.data) for key in Data.model_fields if key != "set")
-        other = (("training", "prior", config.training), ("", "fednp", config))
-        for name, key, table in (*data, *other, ("", "gain", config), ("", "sharing", config)):
-            if getattr(table, key) != type(table).model_fields[key].default:
-                text = "needs samples in memory, and data.set gives data that is read while peers train"
-                raise self._error(f"{name}.{key}".lstrip("."), f"{text}; leave it out")
-
     def _log_prior(self, index: int) -> torch.Tensor | None:
         """Return what one peer adds to its outputs; only "auto" looks at the labels of other peers."""
         match self.config.training.prior:
@@ -379,10 +368,7 @@ class Swarm:
 
     def _fednp_learner(self, learner: SgdLearner, index: int, samples: int) -> Learner:
         config = self.config
-        if config.fednp is None or config.training.proximal:
-            raise self._error(
-                "fednp", "cannot be combined with training.proximal; leave one of them out"
-            )
+        assert config.fednp is not None
         weight = float(samples) if config.weights == "samples" else 1.0
         from ..models.fednp import FedNPLearner
 
@@ -396,22 +382,6 @@ class Swarm:
 
     def _sparse_member(self, index: int) -> Member:
         config = self.config
-        if config.fednp is not None:
-            raise self._error(
-                "fednp",
-                "does not support the associative network, which has no last layer; leave the key out",
-            )
-        for key in ("proximal", "weight_decay"):
-            if getattr(config.training, key):
-                text = "the associative network does not learn by gradients; leave the key out"
-                raise self._error(f"training.{key}", text)
-        for key in ("device", "dtype"):
-            if getattr(config.training, key) != Training.model_fields[key].default:
-                text = "the associative network runs on the cpu in float32; leave the key out"
-                raise self._error(f"training.{key}", text)
-        if config.training.prior != "none":
-            text = "the associative network has no classes; leave the key out"
-            raise self._error("training.prior", text)
         with self._error_context("network.layout"):
             module = AssociativeNetwork(config.network.layout)
         network = self._network(index, module)

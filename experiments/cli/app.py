@@ -10,6 +10,8 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,11 +109,6 @@ def demo_command(
     console.leave_report(folder)
 
 
-def started_by_torchrun() -> bool:
-    """Return whether torchrun has started this process as one of several."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
 @command("simulate", slow=True)
 def simulate_command(
     config: Path,
@@ -140,17 +137,17 @@ def simulate_command(
             the command by torchrun on each: torchrun … -m gossamer simulate CONFIG.
         device: Where peers train, as in cuda; the key training.device of the config if left out.
     """
-    saving = {"checkpoint": checkpoint, "resume": resume}
-    if not started_by_torchrun():
-        _simulate(config, output, networks, shards, device, show_settings, saving)
-        return
-    load_torch()
-    from ..arena.shards import join_ranks
+    joined: AbstractContextManager[RankGroup | None] = nullcontext()
+    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        load_torch()
+        from ..arena.shards import join_ranks
 
-    with join_ranks() as ranks:
-        if shards not in (1, ranks.count):
+        joined = join_ranks()  # torchrun has started this process as one of several
+    with joined as ranks:
+        if ranks is not None and shards not in (1, ranks.count):
             raise ConfigError(f"--shards {shards}: torchrun has started {ranks.count} processes")
-        _simulate(config, output, networks, 1, device, show_settings, saving, ranks)
+        saving = {"checkpoint": checkpoint, "resume": resume}
+        _simulate(config, output, networks, shards, device, show_settings, saving, ranks)
 
 
 def _simulate(
@@ -161,7 +158,7 @@ def _simulate(
     device: str | None,
     show_settings: bool,
     saving: Mapping[str, Any],
-    ranks: RankGroup | None = None,
+    ranks: RankGroup | None,
 ) -> None:
     """Run `gossamer simulate`; ranks: if this process is one of several; saving: --checkpoint, --resume."""
     from ..config.tables import load_config
@@ -178,28 +175,26 @@ def _simulate(
         options |= {name: (value, None) for name, value in saving.items()}
         show_config(settings, str(config), out=(output.out, folder), **options)
         return
-    if given := [f"--{name}" for name, value in saving.items() if value]:
-        several = shards > 1 or ranks is not None
-        if several or settings.time is not None:
-            where = "over several processes" if several else "in virtual time ([time])"
-            raise ConfigError(f"{config}: {given[0]}: simulations {where} cannot be continued")
+    several = shards > 1 or ranks is not None
+    given = [f"--{name}" for name, value in saving.items() if value]
+    if given and (several or settings.time is not None):
+        where = "over several processes" if several else "in virtual time ([time])"
+        raise ConfigError(f"{config}: {given[0]}: simulations {where} cannot be continued")
     results = output.results(folder, "simulate")
     load_torch()  # after the config is checked: importing torch takes seconds
-    if shards > 1:
+    if shards > 1 and ranks is None:
         from ..arena.shards import launch
         from ..config.needs import refuse_conflicts
 
         refuse_conflicts("shards", settings, str(config))
         launch(shards, sys.executable, "-m", "gossamer", *console.Invocation.arguments)
         return
-    if ranks is not None:
-        files = _in_lockstep(settings, str(config), results, networks, saving, ranks)
-        if ranks.rank:  # rank 0 has the results
-            return
-    elif settings.time is None:
-        files = _in_lockstep(settings, str(config), results, networks, saving)
-    else:
+    if settings.time is not None and ranks is None:
         files = _in_virtual_time(settings, str(config), results, networks)
+    else:
+        files = _in_lockstep(settings, str(config), results, networks, saving, ranks)
+    if ranks is not None and ranks.rank:  # rank 0 has the results
+        return
     from ..arena import read_gain
 
     if gain := read_gain(results.folder):
@@ -214,9 +209,12 @@ def _in_lockstep(
     results: Results,
     networks: bool,
     saving: Mapping[str, Any],
-    ranks: RankGroup | None = None,
+    ranks: RankGroup | None,
 ) -> list[Path]:
-    """Simulate a config without a [time] table; return the files that were written."""
+    """Simulate a config without a [time] table; return the files that were written.
+
+    saving: --checkpoint and --resume. ranks: if this process is one of several.
+    """
     from ..arena import Simulation, simulate
 
     simulation = Simulation.of(settings, source, ranks=ranks)
@@ -320,16 +318,28 @@ def compare_command(
     run_study(study, output.results(folder, "compare"), on=on)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StudyOptions:
+    """Options of `gossamer paper` and `gossamer study`.
+
+    Args:
+        quick: A small version on the built-in digits, which takes seconds or a few minutes.
+        runs: Seeds per point of the figure; if left out, as many as the paper or the study has.
+        only: Compute only this line of the figure; repeat for more.
+    """
+
+    quick: bool = False
+    runs: AtLeastOneIfGiven = None
+    on: str | None = None
+    only: list[str] | None = None
+
+    def given(self) -> list[str]:
+        """Return the names of the options that are on the command line."""
+        return [name for name, value in asdict(self).items() if value]
+
+
 @command("paper", slow=True)
-def paper_command(
-    name: str = "list",
-    *,
-    quick: bool = False,
-    runs: AtLeastOneIfGiven = None,
-    on: str | None = None,
-    only: list[str] | None = None,
-    output: Output,
-) -> None:
+def paper_command(name: str = "list", *, options: StudyOptions, output: Output) -> None:
     """Reproduce an experiment of a paper: writes records, a summary table and the paper's figure.
 
     Most experiments take long at the paper's size; after an interruption, the same command continues
@@ -338,22 +348,18 @@ def paper_command(
 
     Args:
         name: The experiment's name; list to print all names; or claims, to decide the papers' claims.
-        quick: A small version on the built-in digits, which takes a minute or two.
-        runs: Seeds per point of the figure; if left out, as many as in the paper.
-        only: Compute only this line of the figure; repeat for more.
     """
-    options = {"quick": quick, "runs": runs, "on": on, "only": only}
     if name == "claims":
         _decide_claims(options, output)
     else:
         _run_or_list("paper", PAPERS, name, options, output)
 
 
-def _decide_claims(options: Mapping[str, Any], output: Output) -> None:
+def _decide_claims(options: StudyOptions, output: Output) -> None:
     """Print the papers' claims with their verdicts, and write a page about them: `gossamer paper claims`."""
-    if given := [f"--{option}" for option, value in options.items() if value]:
+    if given := options.given():
         raise ConfigError(
-            f"claims does not take {given[0]}; it takes --out, a folder for papers.md"
+            f"claims does not take --{given[0]}; it takes --out, a folder for papers.md"
         )
     load_torch()
     from ..papers import claims
@@ -384,20 +390,10 @@ def study_command(
         str, typer.Argument(help=f"{', '.join(STUDIES)}, or list to print what they measure.")
     ] = "list",
     *,
-    quick: bool = False,
-    runs: AtLeastOneIfGiven = None,
-    on: str | None = None,
-    only: list[str] | None = None,
+    options: StudyOptions,
     output: Output,
 ) -> None:
-    """Measure what private averaging costs, what attacks do, or whether swarms know what to share.
-
-    Args:
-        quick: A small version on the built-in digits, which takes seconds or a few minutes.
-        runs: Seeds per setting, for studies with several seeds.
-        only: Compute only this line of the figure; repeat for more.
-    """
-    options = {"quick": quick, "runs": runs, "on": on, "only": only}
+    """Measure what private averaging costs, what attacks do, or whether swarms know what to share."""
     _run_or_list("study", STUDIES, name, options, output)
 
 
@@ -427,7 +423,7 @@ def _run_or_list(
     command: str,
     entries: Mapping[str, StudyEntry],
     name: str,
-    options: Mapping[str, Any],
+    options: StudyOptions,
     output: Output,
 ) -> None:
     """Run the study of one entry, or list all entries: the body of `gossamer paper` and `gossamer study`."""
@@ -445,23 +441,22 @@ def _run_or_list(
             f"no {what} is called {name!r}; {hint(name, entries, are='there are', cutoff=0.6)}"
         )
     entry = entries[name]
-    for option, value in options.items():
-        if value and option not in entry.options:
-            options_text = ", ".join(f"--{each}" for each in sorted(entry.options))
-            options_text = options_text or "no options but --out and --force"
-            raise ConfigError(f"{name} does not take --{option}; it takes {options_text}")
-    folder = f"{name}-quick" if options["quick"] and command == "paper" else name
+    if unusable := [option for option in options.given() if option not in entry.options]:
+        options_text = ", ".join(f"--{each}" for each in sorted(entry.options))
+        options_text = options_text or "no options but --out and --force"
+        raise ConfigError(f"{name} does not take --{unusable[0]}; it takes {options_text}")
+    folder = f"{name}-quick" if options.quick and command == "paper" else name
     results = output.results(f"results/{command}/{folder}", f"{command} {name}")
     load_torch()
-    study = entry.study(quick=options["quick"], runs=options.get("runs")).only(options["only"])
+    study = entry.study(quick=options.quick, runs=options.runs).only(options.only)
     from ..data import DataError
     from ..study import run_study
 
     try:
-        run_study(study, results, on=options["on"])
+        run_study(study, results, on=options.on)
     except (ConfigError, DataError) as error:
         needs_data = isinstance(error, DataError) or "key 'data.set'" in str(error)
-        if needs_data and "quick" in entry.options and not options["quick"]:
+        if needs_data and "quick" in entry.options and not options.quick:
             remedy = f"gossamer {command} {name} --quick needs no files"
             raise type(error)(f"{error}; {remedy}") from None
         raise

@@ -203,9 +203,6 @@ COMMON_HELP = {
     "watch": "Show the swarm in the browser while it runs, at the address that is printed.",
     "on": "Where to compute: local:4 (four processes on this machine), dask:tcp://host:8786 (the workers of "
     "a Dask scheduler) or ray:auto (a Ray cluster); one process per core of this machine if left out.",
-    "ca": "The certificate file of the authority (CA) that signed the broker's certificate.",
-    "password_file": "A file with the password of the user in the broker's URL; if left out, the "
-    "environment variable GOSSAMER_BROKER_PASSWORD is used.",
 }
 """The help of options that several commands have, by the name of the parameter."""
 

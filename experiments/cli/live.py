@@ -56,11 +56,14 @@ class ConnectionOptions:
     """Options of the connection to a broker.
 
     Args:
+        ca: The certificate file of the authority (CA) that signed the broker's certificate.
         certificate: The file of this device's own certificate, for brokers that require one.
         key: The file of the private key of --certificate.
         mqtt: The version of MQTT: 3.1.1 (default) or 5.
         max_packet: The largest packet that the broker accepts, in bytes; if left out, it is found by trial.
         keepalive: Seconds without traffic before the connection to the broker is tested.
+        password_file: A file with the password of the user in the broker's URL; if left out, the environment
+            variable GOSSAMER_BROKER_PASSWORD is used.
     """
 
     ca: Path | None = None

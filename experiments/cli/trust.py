@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from ..results import require_folder
 from . import console
 from .console import AtLeastOneIfGiven, Out, command
-from .live import broker_password
+from .live import ConnectionOptions
 
 if TYPE_CHECKING:
     from ...gossip import MqttTransport
@@ -152,8 +152,7 @@ def revoke_command(
     paper: list[str] | None = None,
     file: Path | None = None,
     broker: str | None = None,
-    ca: Path | None = None,
-    password_file: Path | None = None,
+    connection: ConnectionOptions,
 ) -> None:
     """Exclude peers or invitations from the swarm: adds them to a signed list, and publishes the list.
 
@@ -171,7 +170,7 @@ def revoke_command(
     """
     from ...gossip.security import Identity, Revocations, revocation_topic
 
-    transport = None if broker is None else _transport(broker, "owner", ca, password_file)
+    transport = None if broker is None else _transport(broker, "owner", connection)
     path = file or owner.parent / f"{swarm}.revocations"
     key = Identity.load(owner)
     revocations = Revocations.load(path, key.public, swarm)
@@ -220,13 +219,12 @@ def ban_command(name: str, *, file: Path, lift: bool = False) -> None:
     console.say(f"banned: {', '.join(banned) or 'nobody'}; restart the device to apply it")
 
 
-def _transport(url: str, role: str, ca: Path | None, password_file: Path | None) -> MqttTransport:
+def _transport(url: str, role: str, connection: ConnectionOptions) -> MqttTransport:
     """Return a transport that is not connected yet; role: part of the MQTT client id."""
-    from ...gossip import MqttTransport, TlsFiles
+    from ...peer import mqtt_transport
 
-    password = broker_password(url, password_file)
     client = f"gossamer-{role}-{secrets.token_hex(4)}"
-    return MqttTransport(url, client, password=password, tls=None if ca is None else TlsFiles(ca))
+    return mqtt_transport(connection.running_broker(url), client)
 
 
 async def _publish(transport: MqttTransport, topic: str, data: bytes, what: str) -> None:
@@ -251,8 +249,7 @@ def forget_command(
     session: str | None = None,
     reason: str = "declared dead",
     force: bool = False,
-    ca: Path | None = None,
-    password_file: Path | None = None,
+    connection: ConnectionOptions,
 ) -> None:
     """Declare a peer dead: the other peers take back their unfinished transfers to it and stop waiting.
 
@@ -273,7 +270,7 @@ def forget_command(
     for what, text in (("swarm", swarm), ("peer", name), ("session", session)):
         if text is not None:
             topics.check_name(what, text)
-    transport = _transport(url, "forget", ca, password_file)
+    transport = _transport(url, "forget", connection)
     key = None if owner is None else Identity.load(owner)
 
     async def declare() -> str:

@@ -273,7 +273,7 @@ def _page(make_source: Callable[[], Source], host: str, port: int) -> Coroutine[
 
 def _served(host: str, port: int) -> dict[str, Any]:
     """How a page is served: with a token, unless only this machine can reach it."""
-    from ..page import is_loopback
+    from ...peer import is_loopback
 
     return {
         "host": host, "port": port, "token": None if is_loopback(host) else secrets.token_urlsafe(16),

@@ -17,7 +17,7 @@ from ...gossip import LinkSettings
 from ...peer import LifecycleSettings
 from ..cli import console
 from ..errors import ConfigError
-from .tables import NOT_FOREVER, Config, Experiment
+from .tables import NOT_FOREVER, Config, Data, Experiment
 
 Run = Literal["lockstep", "virtual", "live", "compare"]
 """How a config is run: simulated in lockstep or in virtual time, by live peers, or in a comparison."""
@@ -244,27 +244,21 @@ class Conflict:
     """Keys that cannot be combined with something else, each with the reason.
 
     text: the error, in which {key} and {reason} stand for the first such key that a config sets.
+    reasons: by key; `gossip.mode=steady` refuses that value alone, a key by itself any but the default.
     """
 
     text: str
     reasons: Mapping[str, str]
 
 
-_REFUSED_VALUES = {
-    "data.set": "sparse",
-    "gossip.mode": "steady",
-    "gossip.dtype": "float16",
-    "training.prior": "auto",
-}
-"""The one value of a key that conflicts refuse; of all other keys they refuse any but the default."""
-_LOSSY = ("gossip.compress", "gossip.drift", "gossip.dtype")
+_LOSSY = ("gossip.compress", "gossip.drift", "gossip.dtype=float16")
 _MESSAGES = "messages are simulated in one process"
 _NEIGHBOURS = "what peers know of their neighbours"
 _PUSH_ONLY = "peers that send messages divide their mass by the rule 'push'"
 _NO_WEIGHT = "values are combined without weight"
 _ONE_DECIDES = "one hostile member could decide what all share"
 _NOT_DECIDED = {
-    "data.set": "sparse vectors, which are not learned by gradients",
+    "data.set=sparse": "sparse vectors, which are not learned by gradients",
     "fednp": "FedNP, whose loss is not a sum over samples",
     "training.proximal": "a penalty beside the loss of samples",
     "network.sizes": "networks of several sizes",
@@ -279,8 +273,8 @@ CONFLICTS = {
             "sharing": "what peers share is decided in one process",
             "fednp": "FedNP is simulated in one process",
             "training.metrics": "named metrics are not sent to rank 0",
-            "training.prior": '"auto" compares the labels of all peers',
-            **dict.fromkeys(("gossip.mode", "gossip.robust", *_LOSSY), _MESSAGES),
+            "training.prior=auto": '"auto" compares the labels of all peers',
+            **dict.fromkeys(("gossip.mode=steady", "gossip.robust", *_LOSSY), _MESSAGES),
             "models.*.matching": "cells are matched in one process",
         },
     ),
@@ -288,7 +282,7 @@ CONFLICTS = {
         "key '{key}': checkpoints do not hold {reason}; leave out the key, or --checkpoint and --resume",
         {
             "sharing": "the measurements by which peers decide",
-            **dict.fromkeys(("gossip.mode", "gossip.robust"), _NEIGHBOURS),
+            **dict.fromkeys(("gossip.mode=steady", "gossip.robust"), _NEIGHBOURS),
             **dict.fromkeys(_LOSSY, "what was sent over each link"),
             "models.*.matching": "cells at a common width",
         },
@@ -340,18 +334,48 @@ CONFLICTS = {
             "models.*.matching": "cells are matched by averages with weight",
         },
     ),
+    "fednp": Conflict(
+        "key '{key}': not with fednp: {reason}; leave one of them out",
+        {
+            "gain": "a peer that trains with FedNP cannot be compared with one alone",
+            "training.proximal": "FedNP has a penalty of its own",
+        },
+    ),
+    "sparse": Conflict(
+        "key '{key}': the associative network {reason}; leave the key out",
+        {
+            "fednp": "has no last layer, which FedNP needs",
+            **dict.fromkeys(
+                ("training.proximal", "training.weight_decay"), "does not learn by gradients"
+            ),
+            **dict.fromkeys(("training.device", "training.dtype"), "runs on the cpu in float32"),
+            "training.prior": "has no classes",
+        },
+    ),
+    "streams": Conflict(
+        "key '{key}': needs samples in memory, and data.set gives data that is read while peers train; leave "
+        "it out",
+        dict.fromkeys(
+            [
+                *(f"data.{key}" for key in Data.model_fields if key != "set"),
+                *("training.prior", "fednp", "gain", "sharing"),
+            ],
+            "",
+        ),
+    ),
 }
 """What excludes other keys: several processes, checkpoints, sharing = "auto" in lockstep and live, virtual
-time, inexact messages in lockstep, live peers, steady gossip, robust means."""
+time, inexact messages in lockstep, live peers, steady gossip, robust means, FedNP, sparse vectors, and
+data that is not in memory."""
 
 
 def refuse_conflicts(name: str, config: Experiment, source: str = "config") -> None:
     """Raise ConfigError, which names the key, if a config has one that CONFLICTS[name] excludes."""
     conflict = CONFLICTS[name]
-    for pattern, reason in conflict.reasons.items():
+    for refused, reason in conflict.reasons.items():
+        pattern, _, value = refused.partition("=")
         for key, table in _set_keys(config, pattern.split(".")):
-            value = getattr(table, key.rpartition(".")[2])
-            if value == _REFUSED_VALUES.get(pattern, value):
+            if not value or value == getattr(table, key.rpartition(".")[2]):
                 raise ConfigError(f"{source}: {conflict.text.format(key=key, reason=reason)}")
 
 

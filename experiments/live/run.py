@@ -39,7 +39,8 @@ from ..build import Member, Swarm, shared_models, write_peers
 from ..cli import console
 from ..cli.live import broker_password
 from ..cli.views import watching
-from ..config.tables import Config, ConfigError, parse_config, without_networks
+from ..config.examples import example_path
+from ..config.tables import Config, ConfigError, parse_config, read_table, without_networks
 from ..results import (
     EVENTS_FILE,
     PEERS_FILE,
@@ -159,9 +160,9 @@ def _run_planned(
     graph = None if layout.graph is None else layout.graph.graph
     write_peers(folder / PEERS_FILE, [layout.facts(i) for i in range(config.peers)], graph)
     events: list[str] = []
-    board = Board(config, events)
+    board, records = Board(config, events), folder / "metrics.jsonl"
     with (
-        _MetricsFile(folder / "metrics.jsonl", events) as metrics_file,
+        RecordFile(records) as metrics_file,
         RecordFile(folder / EVENTS_FILE) as event_file,
         watching(watch, spec.broker, spec.swarm, spec.peers[0].settings.owner),
     ):
@@ -171,20 +172,24 @@ def _run_planned(
             event_file.write({"time": time.time(), "text": event})
 
         def add_record(values: Record) -> None:
+            is_complete = not metrics_file.unwritten
             metrics_file.write(values)
+            if is_complete and metrics_file.failure is not None:
+                reason = metrics_file.failure.strerror or metrics_file.failure
+                add_event(f"{records}: cannot be written: {reason}; the peers keep running")
             board.update(values)
 
         swarm = LocalSwarm(spec, on_record=add_record, on_event=add_event)
         live = Live(board.table(), console=console.err, refresh_per_second=4)
         try:
             with contextlib.nullcontext() if quiet else live:
-                asyncio.run(_run(swarm, lambda: live.update(board.table()), part))
+                asyncio.run(_run_until_stopped(swarm, lambda: live.update(board.table()), part))
         finally:
             if not quiet and not console.err.is_terminal:
                 console.err.print()  # without a terminal, rich does not end the table's last line
     outcome = collect(config, spec, events, part)
     if metrics_file.failure is not None:
-        raise cannot_write(outcome.records, metrics_file.failure)
+        raise cannot_write(records, metrics_file.failure)
     return outcome
 
 
@@ -206,32 +211,13 @@ def _warn_what_stays_shared(layout: SwarmLayout) -> None:
         console.warn(text)
 
 
-class _MetricsFile(RecordFile):
-    """The file of a swarm's metrics; the first failure to write it is added to the swarm's events."""
-
-    def __init__(self, path: Path, events: list[str]):
-        self._events = events
-        super().__init__(path)
-
-    def _note_failure(self, error: OSError) -> None:
-        if self.failure is None:
-            reason = error.strerror or str(error)
-            self._events.append(
-                f"{self._path}: cannot be written: {reason}; the peers keep running"
-            )
-            self.failure = error
-
-
-async def _run(swarm: LocalSwarm, show: Callable[[], None], part: HostPart | None = None) -> None:
-    """Run a swarm, or this host's part of it; see `_run_until_stopped`."""
-    async with contextlib.nullcontext() if part is None else part.keep_published():
-        await _run_until_stopped(swarm, show)
-
-
-async def _run_until_stopped(swarm: LocalSwarm, show: Callable[[], None]) -> None:
+async def _run_until_stopped(
+    swarm: LocalSwarm, show: Callable[[], None], part: HostPart | None
+) -> None:
     """Run a swarm until it ends or a signal stops it. Calls `show` four times per second and at the end.
 
-    Raises KeyboardInterrupt if a signal stopped it.
+    part: this host's part of the swarm, if others run the rest. Raises KeyboardInterrupt if a signal stopped
+    it.
     """
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
@@ -242,11 +228,12 @@ async def _run_until_stopped(swarm: LocalSwarm, show: Callable[[], None]) -> Non
 
     for number in stop_signals():
         loop.add_signal_handler(number, stop)
-    task = asyncio.create_task(swarm.run())
-    while not task.done():
-        await asyncio.wait({task}, timeout=0.25)
-        show()
-    task.result()
+    async with contextlib.nullcontext() if part is None else part.keep_published():
+        task = asyncio.create_task(swarm.run())
+        while not task.done():
+            await asyncio.wait({task}, timeout=0.25)
+            show()
+        task.result()
     if stopped.is_set():
         raise KeyboardInterrupt
 
@@ -528,24 +515,18 @@ SCHEMES = {
 
 
 def demo_config(scheme: str, rounds: int = 80) -> Config:
-    """Return the config of one of the demo's swarms; they differ only in what is shared."""
+    """Return the config of one of the demo's swarms: that of example:digits, with what is shared changed."""
     layout = SCHEMES[scheme]
-    return parse_config(
-        {
-            "name": f"demo-{scheme.replace(' ', '-')}",
-            "peers": 16,
-            "rounds": rounds,
-            "test_every": 4,
-            "data": {"set": "digits", "samples": 50},
-            "tasks": [{"kind": "swaps"}],
-            "network": {"layout": "64=30=10", "activation": "sigmoid", "output": "sigmoid"},
-            "sharing": "auto" if scheme == AUTO else "models",
-            "models": [{"name": "global", "layout": layout}] if layout else [],
-            "training": {"local_samples": 80, "rate": 0.3, "loss": "squared", "reduction": "sum"},
-            # No peer is restarted, and saving before every push would take most of the time.
-            "gossip": {"per_process": 8, "checkpoint": False},
-        }
-    )
+    changes: dict[str, Any] = {
+        "name": f"demo-{scheme.replace(' ', '-')}",
+        "rounds": rounds,
+        "test_every": 4,
+        "sharing": "auto" if scheme == AUTO else "models",
+        "models": [{"name": "global", "layout": layout}] if layout else [],
+        # No peer is restarted, and saving before every push would take most of the time.
+        "gossip": {"per_process": 8, "checkpoint": False},
+    }
+    return parse_config(read_table(example_path("digits")) | changes)
 
 
 def run_demo(out: Path, broker: BrokerAddress, *, rounds: int = 80, watch: bool = False) -> None:

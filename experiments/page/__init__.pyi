@@ -10,7 +10,6 @@ from .server import POLL_SECONDS as POLL_SECONDS
 from .server import PlaybackSource as PlaybackSource
 from .server import Source as Source
 from .server import build_page as build_page
-from .server import is_loopback as is_loopback
 from .server import serve as serve
 from .server import serve_page as serve_page
 from .setups import Run as Run

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from html import escape
 from math import ceil, floor, isfinite, log10, nan
 from typing import Any
 
@@ -35,6 +36,7 @@ from .style import (
     line_legend,
     log_range,
     named_lines,
+    refill,
 )  # fmt: skip
 
 SMALL = 230
@@ -287,9 +289,8 @@ class Panels:
         colours = group_colours(states)
         place = self.map.place(history)
         columns = _peer_columns(states, colours, place, history, self.map.below)
-        if any(list(self.peers.data[name]) != values for name, values in columns.items()):
-            chosen = {self.peers.data["peer"][i] for i in self.peers.selected.indices}
-            self.peers.data = columns
+        chosen = {self.peers.data["peer"][i] for i in self.peers.selected.indices}
+        if refill(self.peers, columns):
             # A newcomer may stand before a peer that was clicked.
             self.peers.selected.indices = [i for i, s in enumerate(states) if s.name in chosen]
             self._show_columns(self._end or columns)
@@ -390,7 +391,7 @@ def headline(history: History) -> str:
         mean = sum(accuracies.values()) / len(accuracies)
         parts.append(
             f"mean accuracy <b>{mean:.3f}</b>, worst {accuracies[worst]:.3f} "
-            f"(peer {_escape(worst)}), best {max(accuracies.values()):.3f}"
+            f"(peer {escape(worst)}), best {max(accuracies.values()):.3f}"
         )
     rounds = [peer.round for peer in present]
     if rounds:
@@ -436,7 +437,8 @@ def _peer_columns(
         "disagreement": [_disagreement(s) for s in states],
         "mb": [s.bytes / 1e6 if s.bytes else nan for s in states],
         "seen": [
-            "" if history.x_label == "round" else _ago(s.last_seen, history.now) for s in states
+            "" if history.x_label == "round" else f"{max(history.now - s.last_seen, 0):.0f} s ago"
+            for s in states
         ],
         "models": [models_text(s.models) for s in states],
         "metrics": [_metrics(s) for s in states],
@@ -511,13 +513,3 @@ def _disagreement(state: PeerState) -> str:
         return ""
     model = max(finite, key=lambda name: finite[name])
     return f"{10 ** round(log10(finite[model]), 1):.1e} {model}"
-
-
-def _ago(seen: float, now: float) -> str:
-    if not isfinite(seen) or not isfinite(now):
-        return ""
-    return f"{max(now - seen, 0):.0f} s ago"
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -15,6 +15,7 @@ from os import SEEK_END
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...peer import label
 from ..errors import ConfigError
 from ..results import (
     EVENTS_FILE,
@@ -404,7 +405,7 @@ def _observation(record: Record, origin: float | None) -> Observation:
     time = record.get("time", record["round"]) - (origin or 0.0)
     alone, accuracy = record.get("alone_accuracy", nan), record.get("accuracy", nan)
     return Observation(
-        label_of(record["peer"]), time, round=record["round"],
+        label(record["peer"]), time, round=record["round"],
         accuracy=_number(accuracy), loss=_number(record.get("loss", nan)),
         metrics={name: _number(value) for name, value in record.get("metrics", {}).items()},
         bytes=record.get("bytes"), state=record.get("phase", "training"),
@@ -417,7 +418,7 @@ def _facts(folder: Path, records: Sequence[Record]) -> dict[str, Record]:
     table = _json(folder / PEERS_FILE).get("peers", [])
     peers = {str(peer["name"]): dict(peer) for peer in table if isinstance(peer, dict)}
     for record in records:  # of an older version, or of a peer that joined by itself
-        name = label_of(record["peer"])
+        name = label(record["peer"])
         peer = peers.setdefault(name, {"task": "", "models": []})
         peer["task"] = record.get("task", peer["task"])
         if not peer["models"]:
@@ -479,22 +480,17 @@ def _live_events(
         kind = kinds[0] if kinds else "note"
         named = re.match(r"peers? ([^ ]+(?:, [^ ]+)*) ", text)
         for peer in named[1].split(", ") if named else [""]:
-            yield Event(max(time - origin, 0.0), kind, label_of(peer), text)
+            yield Event(max(time - origin, 0.0), kind, label(peer), text)
     last = {each.peer: each.time for each in observations}
     start, end = observations[0].time, observations[-1].time
     stopping = end - STOPPING * (end - start)
     for path in folder.glob("*.report.json"):
         report = _json(path)
-        peer, ended = label_of(str(report.get("peer", ""))), report.get("ended", "")
+        peer, ended = label(str(report.get("peer", ""))), report.get("ended", "")
         if peer in last and ended != "finished" and last[peer] < stopping:
             text = f"{'' if ended == 'left' else ended}: {report.get('reason', '')}".strip(": ")
             # A network's report has no time; its peer's last record is a moment older.
             yield Event(last[peer], "left", peer, text)
-
-
-def label_of(peer: str) -> str:
-    """Return a peer's label: with trust names are label@id."""
-    return str(peer).partition("@")[0]
 
 
 def _flat(table: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -36,6 +36,8 @@ from .style import (
     html_table,
     line_columns,
     named_lines,
+    refill,
+    static,
     variables,
 )
 
@@ -53,38 +55,6 @@ INTRODUCTION = (
     "learn to read digits, and average with their neighbours. The config repeats the run on the command line."
 )
 HINT = "click two peers to link or unlink them, or a link to cut it"
-
-# The nearest peer, or else the nearest link, that a click has hit, in pixels.
-_CLICK = """
-const {x_range, y_range, inner_width, inner_height} = plot;
-const to_x = x => (x - x_range.start) / (x_range.end - x_range.start) * inner_width;
-const to_y = y => (y - y_range.start) / (y_range.end - y_range.start) * inner_height;
-const x = to_x(cb_obj.x), y = to_y(cb_obj.y);
-let least = 6 + (peers.data.size[0] ?? 0) / 2, hit = null;
-peers.data.peer.forEach((peer, i) => {
-    const far = Math.hypot(to_x(peers.data.x[i]) - x, to_y(peers.data.y[i]) - y);
-    if (far < least) { least = far; hit = [peer, ""]; }
-});
-if (hit == null) {
-    least = 7;
-    const data = links.data;
-    data.a.forEach((a, i) => {
-        const x0 = to_x(data.x0[i]), y0 = to_y(data.y0[i]);
-        const dx = to_x(data.x1[i]) - x0, dy = to_y(data.y1[i]) - y0;
-        const along = Math.min(Math.max(((x - x0) * dx + (y - y0) * dy) / (dx * dx + dy * dy), 0), 1);
-        const far = Math.hypot(x0 + along * dx - x, y0 + along * dy - y);
-        if (far < least) { least = far; hit = [a, data.b[i]]; }
-    });
-}
-if (hit != null) clicks.data = {a: [hit[0]], b: [hit[1]], count: [clicks.data.count[0] + 1]};
-"""
-_DOWNLOAD = """
-const link = document.createElement("a");
-link.href = URL.createObjectURL(new Blob([config.tags[0]], {type: "application/toml"}));
-link.download = name;
-link.click();
-URL.revokeObjectURL(link.href);
-"""
 
 
 class Bench:
@@ -160,14 +130,17 @@ class Bench:
         self._config = bk.Div(stylesheets=[WIDGET_STYLE], sizing_mode="stretch_width")
         self._download.js_on_click(
             bk.CustomJS(
-                args={"config": self._config, "name": f"{self.setup.name}.toml"}, code=_DOWNLOAD
+                args={"config": self._config, "name": f"{self.setup.name}.toml"},
+                code=static("lab-download.js"),
             )
         )
         self._problem = bk.Div(
             stylesheets=[":host { color: var(--bad); }"], sizing_mode="stretch_width"
         )
         self._hint = bk.Div(stylesheets=[":host { color: var(--dim); }"])
-        self._facts = bk.Div(stylesheets=[WIDGET_STYLE, FACTS_STYLE], sizing_mode="stretch_width")
+        self._facts = bk.Div(
+            stylesheets=[WIDGET_STYLE, static("facts.css")], sizing_mode="stretch_width"
+        )
         self._play = bk.Toggle(label="spread a value", width=120, stylesheets=[WIDGET_STYLE])
         self._play.on_change("active", self._switch_play)
         self._slider = bk.Slider(
@@ -185,7 +158,7 @@ class Bench:
             "links": panels.map.links,
             "clicks": clicks,
         }
-        plot.js_on_event("tap", bk.CustomJS(args=arguments, code=_CLICK))
+        plot.js_on_event("tap", bk.CustomJS(args=arguments, code=static("lab-click.js")))
 
     # --- what the user does --------------------------------------------------------------------------
 
@@ -394,14 +367,6 @@ class Bench:
         self._run_button.label = "run"
 
 
-FACTS_STYLE = """
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: 2px 10px 2px 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; }
-th { color: var(--dim); font-weight: 600; }
-"""
-
-
 def build_lab(doc: Any, results: Path) -> Callable[[], None]:
     """Fill a Bokeh document with the lab; returns the function that brings it up to date.
 
@@ -422,9 +387,7 @@ def build_lab(doc: Any, results: Path) -> Callable[[], None]:
             (predicted, {n: (range(len(b.predicted)), b.predicted) for n, b in names.items()}),
             (accuracy, {n: (curve.x, curve.y) for n, curve in means.items()}),
         ):
-            columns = line_columns("set-up", lines)
-            if any(list(source.data[name]) != values for name, values in columns.items()):
-                source.data = columns
+            refill(source, line_columns("set-up", lines))
 
     for letter, graph in (("A", "ring"), ("B", "regular")):
         setup = SetUp(f"lab-{letter.lower()}", graph)

@@ -12,7 +12,7 @@ from bokeh.palettes import Viridis256
 
 from ..graphs.placement import positions
 from .history import History, natural_key
-from .style import INK, WIDGET_STYLE, Model, bk, line_figure, text_style
+from .style import INK, WIDGET_STYLE, Model, bk, line_figure, refill, text_style
 
 Names: TypeAlias = frozenset[str]
 Links: TypeAlias = frozenset[tuple[str, str]]
@@ -198,8 +198,7 @@ class PeerMap:
             "a": [a for a, _ in ordered], "b": [b for _, b in ordered],
             "models": [models_text(set(peers[a].models) & set(peers[b].models)) for a, b in ordered],
         }  # fmt: skip
-        if any(list(self.links.data[name]) != values for name, values in columns.items()):
-            self.links.data = columns
+        refill(self.links, columns)
 
 
 def _graph_title(history: History) -> str:

@@ -10,7 +10,6 @@ import hmac
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from ipaddress import ip_address
 from time import monotonic
 from typing import Any, Protocol, cast
 
@@ -25,6 +24,7 @@ from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 from tornado.web import HTTPError, RequestHandler
 
+from ...peer import is_loopback
 from ..errors import ConfigError
 from .figures import Panels
 from .folders import Playback, RunFolder
@@ -219,14 +219,6 @@ def _is_news(record: logging.LogRecord) -> bool:
 def _stop_updating(doc: Any) -> None:
     for callback in doc.session_callbacks:
         doc.remove_periodic_callback(callback)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class _TokenAuth(AuthProvider):

@@ -1,6 +1,6 @@
 """The look of pages and reports: of figures, tables and widgets, and the HTML around them, light and dark.
 
-Reports and the pages of a server have the same template.
+Reports and the pages of a server have the same template; it, style sheets and scripts are files in static/.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from math import ceil
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from bokeh import models, plotting
@@ -29,29 +30,15 @@ MEAN = "#e0342b"
 LEGEND_COLUMNS, LEGEND_ROW = 3, 26
 """Entries beside each other in a legend, and the height of a row of them in pixels."""
 
-WIDGET_STYLE = """
-:host { color: var(--ink); --color: var(--ink); font: inherit; }
-select.bk-input { appearance: auto !important; background-image: none !important; }
-.bk-btn[disabled], .bk-btn[disabled]:hover { background: none; color: var(--dim); border-color: var(--line); }
-.noUi-target { background: var(--line); border-color: var(--line); box-shadow: none; }
-.noUi-connect { background: #0a84c6 !important; }
-.bk-input, select.bk-input, .bk-btn, .bk-btn-default {
-  background: var(--panel); color: var(--ink); border-color: var(--line); font: inherit; }
-.bk-btn.bk-active, .bk-btn-default.bk-active { background: var(--line); color: var(--ink); }
-.bk-btn.bk-btn-primary { background: #0a84c6; color: #ffffff; border-color: #0a84c6; }
-.bk-clearfix, .bk-clearfix * { color: inherit; }
-"""
-TABLE_STYLE = """
-:host { min-width: var(--least, 560px); }
-:host, .bk-data-table { color: var(--ink); background: var(--panel); font: inherit; }
-.slick-header-columns, .slick-header-column.ui-state-default, .slick-headerrow-column {
-  background: var(--panel) !important; color: var(--dim); border-color: var(--line) !important; }
-.slick-row { background: var(--panel) !important; color: var(--ink); }
-.slick-row.odd { background: var(--page) !important; }
-.slick-cell { border-color: var(--line) !important; color: inherit; }
-.slick-cell.selected { background: var(--line) !important; }
-.slick-viewport, .grid-canvas { background: var(--panel); }
-"""
+
+def static(name: str) -> str:
+    """Return the text of a style sheet, a script or a template."""
+    return (Path(__file__).parent / "static" / name).read_text("utf-8")
+
+
+WIDGET_STYLE, TABLE_STYLE = static("widget.css"), static("table.css")
+TEMPLATE = static("page.html")
+"""Blocks of Bokeh's own template."""
 
 
 def line_figure(title: str, height: int, x_label: str = "", **options: Any) -> Model:
@@ -101,6 +88,14 @@ def line_columns(
         name: list(lines), "colour": [COLOURS[i % len(COLOURS)] for i in range(len(lines))],
         "dash": ["solid" if i < len(COLOURS) else "dashed" for i in range(len(lines))],
     }  # fmt: skip
+
+
+def refill(source: Model, columns: Mapping[str, list[Any]]) -> bool:
+    """Replace the columns of a source if they differ, so that nothing is sent to the browser in vain."""
+    differs = any(list(source.data[name]) != values for name, values in columns.items())
+    if differs:
+        source.data = columns
+    return differs
 
 
 def log_range() -> Model:
@@ -158,80 +153,7 @@ def least_width(columns: Sequence[Model]) -> str:
 
 NO_DATA = "no-data"
 """The class of a figure that has nothing to show; its box is hidden."""
-PAGE_STYLE = """
-:root { --page: #f4f5f7; --panel: #ffffff; --ink: #1d242b; --dim: #66717c; --line: #dde1e6; --bad: #c62828; }
-:root[data-theme="dark"] {
-  --page: #14181d; --panel: #1c2128; --ink: #dfe4ea; --dim: #98a2ad; --line: #343c46; --bad: #ff6b5e;
-  color-scheme: dark; }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink);
-  font: 14px/1.45 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
-main { max-width: 1500px; margin: 0 auto; padding: 12px 16px 40px; }
-header { display: flex; flex-wrap: wrap; gap: 4px 16px; align-items: baseline; }
-h1 { font-size: 20px; margin: 6px 0; }
-h2 { font-size: 17px; margin: 26px 0 8px; }
-h3 { font-size: 14px; margin: 12px 0 4px; color: var(--dim); font-weight: 600; }
-header button { margin-left: auto; background: var(--panel); color: var(--ink); border: 1px solid var(--line);
-  border-radius: 6px; padding: 3px 10px; font: inherit; cursor: pointer; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: 12px;
-  margin: 8px 0; }
-.box { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 8px;
-  min-width: 0; overflow-x: auto; }
-.box:has(.no-data) { display: none; }
-.wide { grid-column: 1 / -1; }
-.bare { background: none; border: none; padding: 0 4px; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: 3px 12px 3px 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; }
-th { color: var(--dim); font-weight: 600; }
-td.number, th.number { text-align: right; }
-pre { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; padding: 8px;
-  overflow-x: auto; }
-.problem { color: var(--bad); margin: 4px 0; }
-.note { color: var(--dim); margin: 4px 0; }
-img { max-width: 100%; background: #fff; border-radius: 6px; }
-details summary { cursor: pointer; color: var(--dim); }
-"""
 
-SCRIPT = """
-(() => {
-  const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)");
-  const wanted = new URLSearchParams(location.search).get("theme");
-  const set = theme => { root.dataset.theme = theme; };
-  set(["dark", "light"].includes(wanted) ? wanted : dark.matches ? "dark" : "light");
-  window.switchTheme = () => set(root.dataset.theme == "dark" ? "light" : "dark");
-})();
-"""
-
-TEMPLATE = """
-{% block preamble %}
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<script>{{ page_script }}</script>
-{% endblock %}
-{% block postamble %}<style>{{ style }}</style>{% endblock %}
-{% block contents %}
-{% from macros import embed %}
-<main>
-<header><h1>{{ title | e }}</h1><span class="note">{{ subtitle | e }}</span>
-<button onclick="switchTheme()">light / dark</button></header>
-{% for section in sections %}
-<section>
-{% if section.title %}<h2>{{ section.title | e }}</h2>{% endif %}
-{{ section.html }}
-<div class="grid">
-{% for name, style in section.roots.items() %}
-<div class="{{ style }}" id="box-{{ name }}">{{ embed(roots[name]) }}</div>
-{% endfor %}
-</div>
-{{ section.after }}
-</section>
-{% endfor %}
-</main>
-{% endblock %}
-"""
-"""Blocks of Bokeh's own template."""
 
 ROOT_STYLES = {
     "headline": "bare wide", "controls": "bare wide", "graph": "box", "curves": "box",
@@ -264,8 +186,11 @@ class Section:
 def variables(subtitle: str, sections: Sequence[Section]) -> dict[str, object]:
     """Return the variables of TEMPLATE; Bokeh adds the title."""
     return {
-        "subtitle": subtitle, "sections": sections, "style": PAGE_STYLE, "page_script": SCRIPT,
-    }  # fmt: skip
+        "subtitle": subtitle,
+        "sections": sections,
+        "style": static("page.css"),
+        "page_script": static("theme.js"),
+    }
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

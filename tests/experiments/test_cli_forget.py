@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from gossamer.experiments.cli import trust as cli_trust
+from gossamer.experiments.cli.console import with_options
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.gossip import MqttTransport, topics
 from gossamer.gossip.security import (
@@ -24,7 +25,7 @@ from gossamer.gossip.security import (
 
 SWARM = "garden"
 app = typer.Typer()
-app.command("forget")(cli_trust.forget_command)
+app.command("forget")(with_options(cli_trust.forget_command))
 
 
 @pytest.fixture(autouse=True)

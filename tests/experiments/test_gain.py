@@ -245,7 +245,9 @@ def test_the_command_prints_the_mean_gain(command: Run) -> None:
 
 
 def test_fednp_has_no_lone_twin() -> None:
-    with pytest.raises(ConfigError, match="key 'gain': a peer that trains with FedNP"):
+    with pytest.raises(
+        ConfigError, match="key 'gain': not with fednp: a peer that trains with FedNP"
+    ):
         Simulation.of(config(fednp={}))
 
 

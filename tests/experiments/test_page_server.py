@@ -27,7 +27,6 @@ from gossamer.experiments.page import (
     LiveSource,
     Observation,
     PlaybackSource,
-    is_loopback,
     read_folders,
     serve_page,
 )
@@ -36,7 +35,7 @@ from gossamer.experiments.page.history import Event
 from gossamer.experiments.page.peer_map import find_names_below
 from gossamer.experiments.page.server import build_page, host_in_url
 from gossamer.experiments.page.style import LEGEND_ROW
-from gossamer.peer import ObservedPeer, Summary, SwarmState, TimelineEvent
+from gossamer.peer import ObservedPeer, Summary, SwarmState, TimelineEvent, is_loopback
 
 
 def test_a_watcher_loads_neither_torch_nor_what_draws_files() -> None:
