@@ -21,13 +21,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ...models import SgdLearner, SlicedNetwork
-from ...models.stack import (
-    Workers,
-    deferred_steps,
-    format_bytes,
-    free_memory,
-    peers_per_task,
-)
+from ...models.stack import Workers, deferred_steps, format_bytes, free_memory, peers_per_task
 from ...topology import build, mixing_matrix
 from ..arena import (
     Arena,

@@ -26,14 +26,7 @@ from ...models import (
     small_cnn,
 )
 from ...models.matching import Cells, MatchOptions, match
-from ...models.sharing import (
-    Assignment,
-    AutoOptions,
-    Plan,
-    Planner,
-    SharingMember,
-    Statistics,
-)
+from ...models.sharing import Assignment, AutoOptions, Plan, Planner, SharingMember, Statistics
 from ..arena import Arena, AutoSharing
 from ..study import torch_threads
 from . import Row, in_own_process, median_seconds, race

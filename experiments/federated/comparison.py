@@ -28,13 +28,7 @@ from ...gossip import Count
 from ...gossip.compress import CompressError
 from ...models import ModelError
 from ..cli import console
-from ..config.named_files import (
-    digest,
-    entry_files,
-    named_files,
-    refuse_changed,
-    topology_files,
-)
+from ..config.named_files import digest, entry_files, named_files, refuse_changed, topology_files
 from ..config.needs import warn_unused_keys
 from ..config.tables import Config, Experiment, Model, parse_table, read_table, require_table
 from ..errors import ConfigError
