@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
@@ -22,15 +21,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ...models import SgdLearner, SlicedNetwork
-from ...models.stack import (
-    Workers,
-    deferred_steps,
-    format_bytes,
-    free_memory,
-    peers_per_task,
-)
+from ...models.stack import Workers, deferred_steps, format_bytes, free_memory, peers_per_task
 from ...topology import build, mixing_matrix
-from ...topology import build as build_graph
 from ..arena import (
     Arena,
     ArrayJobs,
@@ -44,9 +36,10 @@ from ..arena import (
 )
 from ..arena import parse as parse_distribution
 from ..cli import console
-from ..config.tables import parse_config
+from ..config.tables import Config, parse_config
 from ..data import DataError, load
 from ..results import RecordFile, Results, read_records
+from ..study import torch_threads
 from . import (
     PAPER,
     Row,
@@ -253,17 +246,15 @@ def rounds(workload: Workload, repeats: int = REPEATS) -> Row:
     swarm = Arena(learners, mixing=workload.mix(), threads=THREADS)
     threads = best_threads(loop)
 
-    def stacked() -> None:
-        swarm.train()
-        swarm.average()
-
     def baseline() -> None:
         with torch_threads(threads):
             loop.round()
 
     note = f"baseline: a torch loop, {threads} thread{'s' * (threads > 1)}"
     with torch_threads(1):
-        return race(workload.name, stacked, baseline, workload.wanted, note, repeats)
+        return race(
+            workload.name, swarm.train_and_average, baseline, workload.wanted, note, repeats
+        )
 
 
 PEAK_SIZE = 1024
@@ -285,10 +276,6 @@ def share_of_peak(workload: Workload, repeats: int = REPEATS) -> Row:
     memory = [torch.rand(2, COPIED_BYTES // 8) for _ in range(THREADS)]
     products = BareProducts(workload)
 
-    def stacked() -> None:
-        swarm.train()
-        swarm.average()
-
     def copies() -> None:
         workers.run([partial(target.copy_, source) for target, source in memory])
 
@@ -297,7 +284,7 @@ def share_of_peak(workload: Workload, repeats: int = REPEATS) -> Row:
 
     with torch_threads(1):
         seconds, peak, copy, product = median_times(
-            (stacked, large_products(THREADS), copies, bare), repeats=repeats
+            (swarm.train_and_average, large_products(THREADS), copies, bare), repeats=repeats
         )
     flops_at_peak = THREADS * PEAK_FLOPS / peak
     copied = THREADS * COPIED_BYTES / copy  # half as many bytes are read, and as many are written
@@ -381,17 +368,6 @@ def averaging(peers: int = 256, repeats: int = REPEATS) -> Row:
 
     note = f"baseline: numpy, {peers}×{peers} by {peers}×{coordinates:,}"
     return race(name, swarm.average, product, workload.wanted, note, repeats)
-
-
-@contextmanager
-def torch_threads(threads: int) -> Iterator[None]:
-    """Within the context, torch uses this many threads for one operation."""
-    previous_threads = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(previous_threads)
 
 
 def best_threads(loop: TorchLoop) -> int:
@@ -478,19 +454,23 @@ def measure(kind: str, peers: int, rounds: int = 8) -> SwarmCost:
         workload.learners(*_windows(DATA_SETS[kind], range(peers))), mixing=workload.mix()
     )
     build_seconds = perf_counter() - started
-    round_seconds: list[float] = []
-    average_seconds: list[float] = []
+    seconds = build_seconds, *seconds_of_rounds(arena, rounds)
+    peak, needs = peak_memory(), arena.needs().total
+    accuracy = fmean(test.accuracy for test in arena.test())
+    return SwarmCost(kind, peers, *seconds, peak, needs, accuracy)
+
+
+def seconds_of_rounds(arena: Arena, rounds: int) -> tuple[float, float]:
+    """Run some rounds; return the median seconds of a round, and of its averaging."""
+    stamps: list[tuple[float, float, float]] = []
     for _ in range(rounds):
         started = perf_counter()
         arena.train()
         trained = perf_counter()
         arena.average()
-        round_seconds.append(perf_counter() - started)
-        average_seconds.append(perf_counter() - trained)
-    peak, needs = peak_memory(), arena.needs().total
-    accuracy = fmean(test.accuracy for test in arena.test())
-    seconds = build_seconds, median(round_seconds), median(average_seconds)
-    return SwarmCost(kind, peers, *seconds, peak, needs, accuracy)
+        stamps.append((started, trained, perf_counter()))
+    round_seconds = median(end - start for start, _, end in stamps)
+    return round_seconds, median(end - trained for _, trained, end in stamps)
 
 
 def _windows(name: str, peers: Sequence[int]) -> tuple[list[Samples], Samples]:
@@ -609,13 +589,9 @@ def measure_rank(workload: Workload, peers: int, rounds: int, threads: int) -> R
         built = perf_counter() - started
         tested = range(0, len(own), max(1, len(own) // TESTED_PEERS))
         before = fmean(test.accuracy for test in arena.test(tested))
-        seconds: list[float] = []
-        for _ in range(rounds):
-            started = perf_counter()
-            arena.train_and_average()
-            seconds.append(perf_counter() - started)
+        seconds, _ = seconds_of_rounds(arena, rounds)
         after = fmean(test.accuracy for test in arena.test(tested))
-        return RankCost(peak_memory(), built, median(seconds), before, after)
+        return RankCost(peak_memory(), built, seconds, before, after)
 
 
 def draw(folder: Path) -> list[Path]:
@@ -667,24 +643,12 @@ def virtual() -> list[Row]:
     largest_rate, peak = in_own_process(events_per_second, LARGEST_SWARM)
     note = f"{1e6 / large_us:,.0f} events/s; baseline: {SMALL_SWARM:,} peers, {1e6 / small_us:,.0f} events/s"
     largest_note = f"{largest_rate:,.0f} events/s, peak memory {peak / 1e6:,.0f} MB"
-    largest_us = 1e6 / largest_rate
+    large_name, largest_name = (
+        f"virtual time, {peers:,} peers" for peers in (LARGE_SWARM, LARGEST_SWARM)
+    )
     return [
-        Row(
-            f"virtual time, {LARGE_SWARM:,} peers",
-            "µs/event",
-            large_us,
-            small_us,
-            1.5,
-            "at most",
-            note,
-        ),
-        Row(
-            f"virtual time, {LARGEST_SWARM:,} peers",
-            "µs/event",
-            largest_us,
-            small_us,
-            note=largest_note,
-        ),
+        Row(large_name, "µs/event", large_us, small_us, 1.5, "at most", note),
+        Row(largest_name, "µs/event", 1e6 / largest_rate, small_us, note=largest_note),
         learning(),
         learning_events(),
     ]
@@ -695,9 +659,8 @@ class EndlessSwarm:
 
     def __init__(self, peers: int, events_per_call: int = _EVENTS_PER_CALL):
         self._swarm = averaging_swarm(peers)
-        self._seconds_per_call = events_per_call / (
-            2 * peers
-        )  # a peer pushes and receives once a second
+        # A peer pushes and receives once a second.
+        self._seconds_per_call = events_per_call / (2 * peers)
         self._calls = 0
 
     def __call__(self) -> None:
@@ -720,7 +683,7 @@ def averaging_swarm(peers: int) -> VectorisedPushSum:
     conditions = Conditions(
         training=parse_distribution("exponential:1"), delay=parse_distribution("exponential:0.5")
     )
-    return VectorisedPushSum(values, build_graph("regular:4", peers, 0), conditions)
+    return VectorisedPushSum(values, build("regular:4", peers, 0), conditions)
 
 
 def events_per_second(peers: int, seconds: float = 5.0) -> tuple[float, int]:
@@ -751,7 +714,7 @@ def learning_events(peers: int = LARGE_SWARM, seconds: float = 8.0, threads: int
     jobs = ArrayJobs(
         arena, parameters, "global", slice(0, parameters.shape[1]),
         lambda peers, times, rounds: np.zeros(len(peers), bool), lambda test: None,
-        graph=build_graph("regular:4", peers, 0), threads=threads,
+        graph=build("regular:4", peers, 0), threads=threads,
         conditions=Conditions(
             training=parse_distribution("exponential:1"), delay=parse_distribution("exponential:0.2")
         ),
@@ -772,18 +735,10 @@ def learning_events(peers: int = LARGE_SWARM, seconds: float = 8.0, threads: int
 
 def _events_through_gossipers(peers: int = 128, rounds: int = 8) -> float:
     """Return the events a second of the same peers if each has a Gossiper."""
-    table = {
-        "peers": peers,
-        "rounds": rounds,
-        "topology": "regular:4",
-        "test_every": rounds,
-        "data": {"samples": 10, "test": 10},
-        "network": {"layout": SMALL, "activation": "sigmoid", "output": "sigmoid"},
-        "training": {"local_samples": 10, "rate": 0.1, "loss": "squared", "reduction": "sum"},
-        "models": [{"name": "global", "layout": SMALL.replace("=", "-")}],
-        "time": {"training": "exponential:1", "delay": "exponential:0.2"},
-    }
-    config = parse_config(table)
+    config = _config_in_virtual_time(
+        peers, rounds, 10, SMALL.replace("=", "-"), test_every=rounds, data={"samples": 10, "test": 10},
+        time={"training": "exponential:1", "delay": "exponential:0.2"},
+    )  # fmt: skip
     on_arrays, through_gossipers = (
         LearningSimulation(config, arrays=arrays, threads=THREADS) for arrays in (True, False)
     )
@@ -794,19 +749,25 @@ def _events_through_gossipers(peers: int = 128, rounds: int = 8) -> float:
     return on_arrays.array_jobs.push_sum.events / (time.perf_counter() - started)
 
 
+def _config_in_virtual_time(
+    peers: int, rounds: int, local_samples: int, shared: str, **keys: object
+) -> Config:
+    """Return the config of a swarm that learns in virtual time; keys: further ones of it."""
+    training = {"local_samples": local_samples, "rate": 0.1, "loss": "squared", "reduction": "sum"}
+    table = {
+        "peers": peers, "rounds": rounds, "topology": "regular:4", "training": training,
+        "network": {"layout": SMALL, "activation": "sigmoid", "output": "sigmoid"},
+        "models": [{"name": "global", "layout": shared}],
+    }  # fmt: skip
+    return parse_config(table | keys)
+
+
 def learning(peers: int = 256, rounds: int = 4, repeats: int = 5) -> Row:
     """Return the row of a swarm that learns in virtual time, against as much training and nothing else."""
-    table = {
-        "peers": peers,
-        "rounds": rounds,
-        "topology": "regular:4",
-        "data": {"samples": 5},
-        "network": {"layout": "64=32=10", "activation": "sigmoid", "output": "sigmoid"},
-        "training": {"local_samples": 200, "rate": 0.1, "loss": "squared", "reduction": "sum"},
-        "models": [{"name": "global", "layout": "64-32-0"}],
-        "time": {"training": "lognormal:1:0.3", "delay": "exponential:0.2", "loss": 0.1},
-    }
-    config = parse_config(table)
+    config = _config_in_virtual_time(
+        peers, rounds, 200, "64-32-0", data={"samples": 5},
+        time={"training": "lognormal:1:0.3", "delay": "exponential:0.2", "loss": 0.1},
+    )  # fmt: skip
     # A simulation runs once only: one for each repetition, and one that warms up.
     simulations = [LearningSimulation(config, threads=2) for _ in range(repeats + 1)]
     members = LearningSimulation(config).members

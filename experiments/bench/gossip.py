@@ -35,6 +35,7 @@ from ...gossip import (
 from ...gossip.security import OVERHEAD, Admission, Identity, SwarmSecurity, invite
 from ...models import SCORE_EVERY, SgdLearner, SlicedNetwork, mlp
 from ...peer import Peer, Settings
+from ..study import torch_threads
 from . import PARAMETERS, Row, median_seconds, sliced_perceptron
 
 _PACKET_BYTES = 4 << 20
@@ -152,12 +153,8 @@ MAX_SHARE = 0.25
 
 def steady(layouts: tuple[str, ...] = LAYOUTS, repeats: int = 7) -> list[Row]:
     """Time what a peer does with four received values, by processor time, on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with torch_threads(1):
         return [_row(layout, repeats) for layout in layouts]
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _row(layout: str, repeats: int) -> Row:

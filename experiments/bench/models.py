@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from statistics import fmean
 
 import numpy as np
@@ -25,15 +26,9 @@ from ...models import (
     small_cnn,
 )
 from ...models.matching import Cells, MatchOptions, match
-from ...models.sharing import (
-    Assignment,
-    AutoOptions,
-    Plan,
-    Planner,
-    SharingMember,
-    Statistics,
-)
+from ...models.sharing import Assignment, AutoOptions, Plan, Planner, SharingMember, Statistics
 from ..arena import Arena, AutoSharing
+from ..study import torch_threads
 from . import Row, in_own_process, median_seconds, race
 
 # --- gathering and scattering against training ------------------------------------------------------
@@ -89,21 +84,15 @@ def networks(
     time_both: Callable[..., tuple[float, float]] = median_seconds,
 ) -> list[Row]:
     """Time reading and writing 80 % of the cells against one training step of batch 32, on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with torch_threads(1):
         work = make_work()
-        exchange_seconds, step_seconds = time_both(
-            work.exchange, work.step, repeats=NETWORK_REPEATS
-        )
-    finally:
-        torch.set_num_threads(threads)
+        seconds = time_both(work.exchange, work.step, repeats=NETWORK_REPEATS)
     name = f"read and write {work.shared_count / 1e6:.1f} of {work.value_count / 1e6:.1f} million values"
     note = (
         f"ResNet-18, {SHARED_FRACTION:.0%} of the cells shared; baseline: one training step of {BATCH} "
         "images of 32×32"
     )
-    return [Row(name, "s", exchange_seconds, step_seconds, MAX_RATIO, "at most", note)]
+    return [Row(name, "s", *seconds, MAX_RATIO, "at most", note)]
 
 
 # --- matching ---------------------------------------------------------------------------------------
@@ -307,23 +296,16 @@ def auto(
     rounds: int = ROUNDS,
 ) -> list[Row]:
     """Processor time of deciding against that of training: for one peer at a time, and for the arena."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     rows: list[Row] = []
-    try:
-        for workload in workloads:
-            for state, options, wanted in (
-                ("quiet", QUIET, MAX_QUIET),
-                ("deciding", DECIDING, MAX_DECIDING),
-            ):
-                swarm = OneByOne(workload.learners(peers, local_samples), options)
-                deciding, training = swarm.measure(rounds)
-                note = f"a peer's round of {local_samples} samples; baseline: training alone"
-                name = f"auto, {state}, {workload.name}"
-                rows.append(Row(name, "s", deciding, training, wanted, "at most", note))
-                rows.append(_in_arena(workload, state, options, peers, local_samples, rounds))
-    finally:
-        torch.set_num_threads(threads)
+    states = ("quiet", QUIET, MAX_QUIET), ("deciding", DECIDING, MAX_DECIDING)
+    with torch_threads(1):
+        for workload, (state, options, wanted) in product(workloads, states):
+            swarm = OneByOne(workload.learners(peers, local_samples), options)
+            seconds = swarm.measure(rounds)
+            note = f"a peer's round of {local_samples} samples; baseline: training alone"
+            name = f"auto, {state}, {workload.name}"
+            rows.append(Row(name, "s", *seconds, wanted, "at most", note))
+            rows.append(_in_arena(workload, state, options, peers, local_samples, rounds))
     return rows
 
 
@@ -391,11 +373,8 @@ def _in_arena(
 ) -> Row:
     """Compare rounds of an arena whose peers decide with rounds of one whose peers do not."""
     plain = Arena(workload.learners(peers, local_samples), threads=1)
-    deciding = Arena(
-        workload.learners(peers, local_samples),
-        threads=1,
-        sharing=AutoSharing(options),
-    )
+    sharing = AutoSharing(options)
+    deciding = Arena(workload.learners(peers, local_samples), threads=1, sharing=sharing)
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(WARM_UP + rounds):
         for arena, seconds in zip((deciding, plain), times, strict=True):

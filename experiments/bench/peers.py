@@ -9,6 +9,8 @@ It prints one line of JSON: the median seconds of a round, by the clock and of t
 imports nothing but the standard library at its top, and nothing of this project in its programs.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import json
@@ -100,29 +102,29 @@ def peers(
 def own_times(workload: Workload, threads: int = 1) -> tuple[float, float]:
     """Return the median seconds of a round in the arena: by the clock, and of the processor."""
     from ..arena import Arena
-    from .arena import torch_threads
 
     swarm = Arena(workload.learners(workload.data()), mixing=workload.mix(), threads=threads)
-    stamps = [_stamp()]
-    with torch_threads(1):
-        for _ in range(1 + ROUNDS):
-            swarm.train()
-            swarm.average()
-            stamps.append(_stamp())
-    return _medians(stamps)
+    return _median_times(swarm.train_and_average, ROUNDS)
 
 
 def peak_flops(threads: int = 1) -> tuple[float, float]:
     """Return the operations a second of large matrix products: by the clock, and of the processor."""
-    from .arena import PEAK_FLOPS, large_products, torch_threads
+    from .arena import PEAK_FLOPS, large_products
 
-    products, stamps = large_products(threads), [_stamp()]
-    with torch_threads(1):
-        for _ in range(1 + PRODUCTS):
-            products()
-            stamps.append(_stamp())
-    wall, cpu = _medians(stamps)
+    wall, cpu = _median_times(large_products(threads), PRODUCTS)
     return threads * PEAK_FLOPS / wall, threads * PEAK_FLOPS / cpu
+
+
+def _median_times(function: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """Return the median seconds of a function, on one thread of torch: by the clock, and of the processor."""
+    from ..study import torch_threads
+
+    stamps = [_stamp()]
+    with torch_threads(1):
+        for _ in range(1 + repeats):
+            function()
+            stamps.append(_stamp())
+    return _medians(stamps)
 
 
 def run_simulator(
@@ -208,18 +210,16 @@ def _data(work: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
 def pfl(work: Mapping[str, Any]) -> tuple[float, float]:
     """Federated averaging in pfl-research, all peers in every round."""
     import torch
-    from pfl.aggregate.simulate import SimulatedBackend  # pyright: ignore[reportMissingImports]
-    from pfl.algorithm.base import NNAlgorithmParams  # pyright: ignore[reportMissingImports]
-    from pfl.algorithm.federated_averaging import (  # pyright: ignore[reportMissingImports]
-        FederatedAveraging,
-    )
-    from pfl.callback.base import TrainingProcessCallback  # pyright: ignore[reportMissingImports]
-    from pfl.data.dataset import Dataset  # pyright: ignore[reportMissingImports]
-    from pfl.data.federated_dataset import FederatedDataset  # pyright: ignore[reportMissingImports]
-    from pfl.data.sampling import get_user_sampler  # pyright: ignore[reportMissingImports]
-    from pfl.hyperparam.base import NNTrainHyperParams  # pyright: ignore[reportMissingImports]
-    from pfl.metrics import Weighted  # pyright: ignore[reportMissingImports]
-    from pfl.model.pytorch import PyTorchModel  # pyright: ignore[reportMissingImports]
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
+    from pfl.data.dataset import Dataset
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.sampling import get_user_sampler
+    from pfl.hyperparam.base import NNTrainHyperParams
+    from pfl.metrics import Weighted
+    from pfl.model.pytorch import PyTorchModel
 
     torch.set_num_threads(work["threads"])
     datasets = [Dataset(raw_data=list(samples)) for samples in _data(work)]
@@ -240,7 +240,7 @@ def pfl(work: Mapping[str, Any]) -> tuple[float, float]:
 
     class Stamps(TrainingProcessCallback):
         def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Any]:
-            from pfl.metrics import Metrics  # pyright: ignore[reportMissingImports]
+            from pfl.metrics import Metrics
 
             stamps.append(_stamp())
             return False, Metrics()
@@ -267,15 +267,11 @@ def pfl(work: Mapping[str, Any]) -> tuple[float, float]:
 def flower(work: Mapping[str, Any]) -> tuple[float, float]:
     """Federated averaging in Flower's simulation, all peers in every round; Ray has a processor a thread."""
     import torch
-    from flwr.client import ClientApp, NumPyClient  # pyright: ignore[reportMissingImports]
-    from flwr.common import ndarrays_to_parameters  # pyright: ignore[reportMissingImports]
-    from flwr.server import (  # pyright: ignore[reportMissingImports]
-        ServerApp,
-        ServerAppComponents,
-        ServerConfig,
-    )
-    from flwr.server.strategy import FedAvg  # pyright: ignore[reportMissingImports]
-    from flwr.simulation import run_simulation  # pyright: ignore[reportMissingImports]
+    from flwr.client import ClientApp, NumPyClient
+    from flwr.common import ndarrays_to_parameters
+    from flwr.server import ServerApp, ServerAppComponents, ServerConfig
+    from flwr.server.strategy import FedAvg
+    from flwr.simulation import run_simulation
 
     class Client(NumPyClient):
         def __init__(self, number: int):
@@ -333,18 +329,11 @@ def gossipy(work: Mapping[str, Any]) -> tuple[float, float]:
     """Gossip learning in gossipy: in every round each peer pushes once, and a receiver merges and trains."""
     import networkx as nx
     import torch
-    from gossipy.core import (  # pyright: ignore[reportMissingImports]
-        AntiEntropyProtocol,
-        CreateModelMode,
-        StaticP2PNetwork,
-    )
-    from gossipy.model import TorchModel  # pyright: ignore[reportMissingImports]
-    from gossipy.model.handler import TorchModelHandler  # pyright: ignore[reportMissingImports]
-    from gossipy.node import GossipNode  # pyright: ignore[reportMissingImports]
-    from gossipy.simul import (  # pyright: ignore[reportMissingImports]
-        GossipSimulator,
-        SimulationEventReceiver,
-    )
+    from gossipy.core import AntiEntropyProtocol, CreateModelMode, StaticP2PNetwork
+    from gossipy.model import TorchModel
+    from gossipy.model.handler import TorchModelHandler
+    from gossipy.node import GossipNode
+    from gossipy.simul import GossipSimulator, SimulationEventReceiver
 
     torch.set_num_threads(work["threads"])
     peers = work["peers"]

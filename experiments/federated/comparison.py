@@ -12,8 +12,7 @@ import re
 import textwrap
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -29,18 +28,12 @@ from ...gossip import Count
 from ...gossip.compress import CompressError
 from ...models import ModelError
 from ..cli import console
-from ..config.named_files import (
-    digest,
-    entry_files,
-    named_files,
-    refuse_changed,
-    topology_files,
-)
+from ..config.named_files import digest, entry_files, named_files, refuse_changed, topology_files
 from ..config.needs import warn_unused_keys
 from ..config.tables import Config, Experiment, Model, parse_table, read_table, require_table
 from ..errors import ConfigError
 from ..results import Record, client_rows, write_json
-from ..study import Frame, Job, Study, StudyCell, as_text, frame_of, key_of
+from ..study import Frame, Job, Study, StudyCell, as_text, frame_of, key_of, torch_threads
 from . import METHODS
 from .method import GLOBAL_MODEL, Client, Method
 
@@ -758,19 +751,6 @@ def compare(
             records.append(record)
     tests = frame_of([row for record in records for row in client_rows(record)])
     return Compared(standings(records), differences(records, reference), tests, records)
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads within the block."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # --- the picture: a panel for each method, and all clients ----------------------------------------------

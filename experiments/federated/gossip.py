@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
@@ -29,9 +29,11 @@ from ..config.tables import Fraction
 from .method import GLOBAL_MODEL, Client, Method, NonzeroFraction, RoundContext
 
 if TYPE_CHECKING:  # a method's settings are read and explained without torch
+    import networkx as nx
+
     from ...models import SlicedNetwork
     from ...topology import Schedule
-    from ..arena import Arena, AutoSharing, Lockstep, Wire
+    from ..arena import Arena, Lockstep, Wire
 
 
 class GossipMethod(Method, WireSettings):
@@ -163,14 +165,67 @@ class GossipSgd(GossipMethod):
 
 @dataclass(frozen=True, eq=False)
 class ArenaState:
-    """The arena (simulator) that holds the clients, the graph of every exchange, and the exchanges so far."""
+    """The arena (simulator) that holds the clients, and the number of exchanges so far."""
 
     arena: Arena
-    graphs: Schedule
-    exchanges_made: int
+    exchanges_made: int = 0
 
 
-class PartialModels(GossipMethod):
+class ArenaMethod(Method):
+    """A method whose clients gossip the cells that they share, in the arena."""
+
+    topology: str
+    exchanges: Count = 1
+    """How often clients exchange values in a round. Raise it when they disagree; the bytes sent grow in
+    proportion."""
+
+    def start_arena(
+        self, clients: Sequence[Client], graphs: Schedule | nx.Graph, **options: Any
+    ) -> ArenaState:
+        """Return the state before the first round; options: more of those of the arena."""
+        from ..arena import Arena, Gossip
+
+        arena = Arena(
+            [client.learner for client in clients], every=clients[0].epochs,
+            mixing=Gossip(graphs, exchanges=self.exchanges), threads=1, **options,
+        )  # fmt: skip
+        return ArenaState(arena)
+
+    def round(
+        self, state: ArenaState, clients: Sequence[Client], context: RoundContext
+    ) -> ArenaState:
+        context.pick(clients)  # draws the same random numbers as other methods
+        if (lockstep := state.arena.wire_simulation) is not None:
+            sent_before = lockstep.sent
+            state.arena.train_and_average()
+            context.bytes_between_clients += lockstep.sent - sent_before
+            return state
+        made = state.exchanges_made + self.exchanges
+        for exchange in range(state.exchanges_made, made):
+            context.bytes_between_clients += _bytes_of_exchange(state.arena, clients, exchange)
+        state.arena.train_and_average()
+        return ArenaState(state.arena, made)
+
+
+def _bytes_of_exchange(arena: Arena, clients: Sequence[Client], exchange: int) -> int:
+    """Return the bytes of all messages: the shared models, and the statistics by which clients decide."""
+    from ...models import networks_by_model
+    from ..arena import Gossip
+
+    assert isinstance(arena.mixing, Gossip)
+    graph = arena.mixing.schedule.graph(exchange)
+    networks = [client.network for client in clients]
+    values = 0
+    for model, members in networks_by_model(networks).items():
+        edges = graph.subgraph(members).number_of_edges()
+        values += edges * len(networks[members[0]].slicing.coordinates(model))
+    if arena.sharing is not None and not arena.sharing.reason:
+        values += graph.number_of_edges() * arena.sharing.plan.layout.size
+    directions = 1 if graph.is_directed() else 2
+    return directions * values * networks[0].flat.element_size()
+
+
+class PartialModels(ArenaMethod, GossipMethod):
     """Push-sum gossip of the shared cells of every network."""
 
     share: Annotated[
@@ -187,44 +242,15 @@ class PartialModels(GossipMethod):
     own norms: with `outputs = "shared"`, this is FedBN by gossip."""
     topology: str = "one-peer-exponential"
     """Which clients gossip with which; by default each sends to one client per exchange, in rotation."""
-    exchanges: Count = 1
-    """How often clients exchange values in a round. Raise it when they disagree; the bytes sent grow in
-    proportion."""
 
     def start(self, clients: Sequence[Client]) -> ArenaState:
         from ...topology import build_schedule
-        from ..arena import Arena, Gossip
 
         require_two_clients(clients, "gossamer")
         for client in clients:
             client.learner.network = self._slice_network(client.network)
         graphs = build_schedule(self.topology, len(clients), seed=0)
-        arena = Arena(
-            [client.learner for client in clients],
-            every=clients[0].epochs,
-            mixing=Gossip(graphs, exchanges=self.exchanges),
-            threads=1,
-            wire=self.wire,
-        )
-        return ArenaState(arena, graphs, 0)
-
-    def round(
-        self, state: ArenaState, clients: Sequence[Client], context: RoundContext
-    ) -> ArenaState:
-        context.pick(clients)  # draws the same random numbers as other methods
-        state.arena.train()
-        if (lockstep := state.arena.wire_simulation) is not None:
-            sent_before = lockstep.sent
-            state.arena.average()
-            context.bytes_between_clients += lockstep.sent - sent_before
-            return state
-        message = clients[0].network.read(GLOBAL_MODEL)
-        for exchange in range(state.exchanges_made, state.exchanges_made + self.exchanges):
-            graph = state.graphs.graph(exchange)
-            directions = 1 if graph.is_directed() else 2
-            context.to_peer(message, times=directions * graph.number_of_edges())
-        state.arena.average()
-        return ArenaState(state.arena, state.graphs, state.exchanges_made + self.exchanges)
+        return self.start_arena(clients, graphs, wire=self.wire)
 
     def _slice_network(self, network: SlicedNetwork) -> SlicedNetwork:
         """Return the same module and values, with its cells divided into shared and local ones."""
@@ -246,66 +272,22 @@ class PartialModels(GossipMethod):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class AutoState:
-    """The arena (simulator) that holds the clients, and the object with which they decide what to share."""
-
-    arena: Arena
-    sharing: AutoSharing
-
-
-class AutoPartialModels(Method):
+class AutoPartialModels(ArenaMethod):
     """Push-sum gossip of the cells that clients have decided to share, with all others or with some."""
 
     topology: str = "exponential"
     """Which clients gossip with which. Links are added where a group that clients have formed is not
     connected, so the graph must not change over time."""
-    exchanges: Count = 1
-    """How often clients exchange values in a round. Raise it when they disagree; the bytes sent grow in
-    proportion."""
 
-    def start(self, clients: Sequence[Client]) -> AutoState:
+    def start(self, clients: Sequence[Client]) -> ArenaState:
         from ...topology import build
-        from ..arena import Arena, AutoSharing, Gossip
+        from ..arena import AutoSharing
 
         require_two_clients(clients, "auto")
         graph = build(self.topology, len(clients), seed=0)
-        sharing = AutoSharing()
-        arena = Arena(
-            [client.learner for client in clients],
-            every=clients[0].epochs,
-            mixing=Gossip(graph, exchanges=self.exchanges),
-            threads=1,
-            sharing=sharing,
-        )
-        return AutoState(arena, sharing)
+        return self.start_arena(clients, graph, sharing=AutoSharing())
 
-    def warning(self, state: AutoState) -> str:
-        reason = state.sharing.reason
+    def warning(self, state: ArenaState) -> str:
+        assert state.arena.sharing is not None
+        reason = state.arena.sharing.reason
         return reason and f"everything stays shared: {reason}"
-
-    def round(
-        self, state: AutoState, clients: Sequence[Client], context: RoundContext
-    ) -> AutoState:
-        context.pick(clients)  # draws the same random numbers as other methods
-        context.bytes_between_clients += self.exchanges * self._bytes_per_exchange(state, clients)
-        state.arena.train_and_average()
-        return state
-
-    @staticmethod
-    def _bytes_per_exchange(state: AutoState, clients: Sequence[Client]) -> int:
-        """Return the bytes of all messages: the shared models, and the statistics by which clients decide."""
-        from ...models import networks_by_model
-        from ..arena import Gossip
-
-        assert isinstance(state.arena.mixing, Gossip)
-        graph = state.arena.mixing.schedule.graph(0)
-        directions = 1 if graph.is_directed() else 2
-        networks = [client.network for client in clients]
-        values = 0
-        for model, members in networks_by_model(networks).items():
-            edges = graph.subgraph(members).number_of_edges()
-            values += edges * len(networks[members[0]].slicing.coordinates(model))
-        if not state.sharing.reason:
-            values += graph.number_of_edges() * state.sharing.plan.layout.size
-        return directions * values * networks[0].flat.element_size()

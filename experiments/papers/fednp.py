@@ -32,6 +32,7 @@ from ..federated import comparison
 from ..results import Record
 from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
 from . import StudyEntry
+from .partial_models import figure_study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -376,8 +377,6 @@ def run_clients_cell(cell: ClientsCell, job: Job) -> Record:
 
 def by_clients(entry: StudyEntry, quick: bool, seeds: range) -> Study[ClientsCell]:
     """Return the study of methods by the number of clients, which divide the same samples among them."""
-    from .partial_models import points
-
     clients, total, rounds = ((3, 6), 600, 3) if quick else ((10, 50, 100), 3000, 20)
     network = (
         Network(layout="64=30=10", activation="relu", output="none")
@@ -405,23 +404,14 @@ def by_clients(entry: StudyEntry, quick: bool, seeds: range) -> Study[ClientsCel
         for name in FEDERATED_METHODS
     ]
     caption = (
-        f"{entry.origin}: {comparison.describe(configs[0])} {rounds} rounds. All numbers of clients "
-        "divide the same samples. (The paper has CIFAR-100, ResNet18, 10 epochs and 100 rounds.)"
+        f"{comparison.describe(configs[0])} {rounds} rounds. All numbers of clients divide the same samples. "
+        "(The paper has CIFAR-100, ResNet18, 10 epochs and 100 rounds.)"
     )
-
-    def table(records: Sequence[Record]) -> dict[str, Frame]:
-        formats = {"x": "g", **dict.fromkeys(("median", "low", "high", "mean", "deviation"), ".4f")}
-        return {"summary": as_text(points(records), formats).rename(columns={"x": "clients"})}
-
-    def figure(folder: Path, records: Sequence[Record]) -> list[Path]:
-        from ..study.figures import draw_lines
-
-        return draw_lines(
-            folder / "figure", points(records), ("line", "x", "median", "low", "high"),
-            title=entry.title, x_label="clients", caption=caption,
-        )  # fmt: skip
-
-    return Study(
-        entry.name, cells, EachCell(run_clients_cell), table, figure,
-        latest=lambda record: f"{record['line']}: {record['accuracy']:.3f}",
-    )  # fmt: skip
+    return figure_study(
+        entry,
+        cells,
+        x_label="clients",
+        legend="method",
+        caption=caption,
+        run=EachCell(run_clients_cell),
+    )

@@ -7,15 +7,15 @@ associative network. A cell is a neuron, except in the name `Cell`: a cell of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..arena.simulation import Simulation
 from ..config.tables import Config, Data, Model, Network, TaskEntry, Training
 from ..results import Record
-from ..study import EachCell, Frame, Job, Study, as_text, frame_of
+from ..study import C, EachCell, Frame, Job, Study, as_text, frame_of
 from ..study.sweep import Cell, Outcome, load_for_runs, run_cells, stackable_batches
 from . import StudyEntry
 
@@ -25,22 +25,24 @@ AUTO: Literal["auto"] = "auto"
 
 def figure_study(
     entry: StudyEntry,
-    runs: Sequence[Cell],
+    runs: Sequence[C],
     *,
     x_label: str,
     legend: str,
     caption: str,
     rearrange: Callable[[Sequence[Record]], Sequence[Record]] = lambda records: records,
-) -> Study[Cell]:
+    run: Callable[[list[C], Job], list[Record]] = run_cells,
+) -> Study[C]:
     """Return the study of one figure, which shows the median accuracy over seeds by curve and x.
 
     entry: the study's entry in the table of papers, with its name, title and origin.
     runs: one cell per run, of all seeds; `line` is the name of its curve, and `settings["x"]` its x. A run
         with `sharing = "auto"` has no averaging level: where x is one, its x is None, and the figure has a
         dashed line at its accuracy. A run without an x is tested every `test_every` mini-batches, and
-        has a point of the curve for each test.
+        has a point of the curve for each test (see `run_with_tests`).
     legend: the title of the legend, which says what the curves' names mean.
     rearrange: turns the records of the runs into those of the figure's points; by default they are equal.
+    run: runs a batch of cells; by default those of configs, small networks of several runs in one stack.
     """
 
     def table(records: Sequence[Record]) -> dict[str, Frame]:
@@ -59,7 +61,7 @@ def figure_study(
         count = int(medians["runs"].min())
         full_caption = (
             f"{entry.origin}. A point is the median of {count} run{'s' * (count != 1)}. A bar goes from the "
-            "second to the third quintile, as in the paper: from the quantile 0.4 to 0.6, so it holds the "
+            "second to the third quintile, as in paper 003: from the quantile 0.4 to 0.6, so it holds the "
             f"middle fifth of the runs.\n{caption}"
         )
         return draw_lines(
@@ -67,16 +69,12 @@ def figure_study(
             title=entry.title, x_label=x_label, legend=legend, caption=full_caption,
         )  # fmt: skip
 
-    if any("x" not in run.settings for run in runs):
-        return Study(
-            entry.name, runs, EachCell(run_with_tests), table, figure,
-            latest=lambda r: f"{r['line']}: {r['accuracy']:.3f}",
-        )  # fmt: skip
-    return Study(
-        entry.name, runs, run_cells, table, figure,
-        batches=stackable_batches,
-        latest=lambda r: f"{r['line']} at {r['settings']['x']}: {r['accuracy']:.3f}",
-    )  # fmt: skip
+    def latest(record: Record) -> str:
+        x = f" at {record['settings']['x']}" if "x" in record["settings"] else ""
+        return f"{record['line']}{x}: {record['accuracy']:.3f}"
+
+    study = Study(entry.name, runs, run, table, figure, latest=latest)
+    return replace(study, batches=stackable_batches) if run is run_cells else study
 
 
 def run_with_tests(cell: Cell, job: Job) -> Record:
@@ -128,82 +126,79 @@ def points(records: Sequence[Record]) -> Frame:
 FIRST_LAYER_CELLS = {0: 0, 15: 50, 30: 100, 60: 200, 80: 250, 100: 300}
 """The paper's averaging levels. A level is the number of cells of the second hidden layer, of 100, in the
 global model; the value is the number of cells of the first hidden layer, of 300, that go with it."""
-
-
-def _input_cells(quick: bool) -> int:
-    """Return the number of input cells: one per pixel of scikit-learn's digits, or of MNIST's."""
-    return 64 if quick else 784
-
-
-def _swarm_config(
-    entry: StudyEntry,
-    quick: bool,
-    *,
-    seed: int,
-    peers: int,
-    rounds: int,
-    data: Data,
-    tasks: Sequence[TaskEntry],
-) -> Config:
-    """Return the config of the paper's swarm, without its partial models and its training.
-
-    Networks are `784=300=100=10` with sigmoid cells. In a quick run hidden cells are tanh: sigmoid cells
-    would hardly learn during its few rounds, and the figure would show no differences.
-    """
-    network = Network(
-        layout=f"{_input_cells(quick)}=300=100=10",
-        activation="tanh" if quick else "sigmoid",
-        output="sigmoid",
-    )
-    return Config(
-        name=entry.name, seed=seed, peers=peers, rounds=rounds, data=data, tasks=list(tasks),
-        network=network,
-    )  # fmt: skip
-
-
 Scheme: TypeAlias = list[Model] | Literal["auto"]
 """What peers share: these partial models, or what they decide by themselves."""
+SWAPPED = (TaskEntry(kind="swap", labels=(8, 9), peers=7),)
+"""The usual tasks: labels 8 and 9 are swapped for the first 7 peers."""
 
 
-def _run(curve: str, x: int | None, swarm: Config, scheme: Scheme, mini_batch: int) -> Cell:
-    """Return one run: a swarm that shares by this scheme and trains `mini_batch` samples at a time.
+@dataclass(frozen=True)
+class Setup:
+    """A swarm of the paper, except for what it shares.
 
-    The learning rate is the paper's for sigmoid cells, and half of it for tanh cells.
+    study: the name of the study, which is that of its configs. mini_batch: samples between two averagings.
+
+    Cells are sigmoid. With the digits, in a quick run, hidden cells are tanh, and the rate is half the
+    paper's: sigmoid cells would hardly learn during the few rounds, and the figure would show no differences.
     """
-    rate = 0.05 if swarm.network.activation == "tanh" else 0.1
-    training = Training(local_samples=mini_batch, rate=rate, loss="squared", reduction="sum")
-    sharing = {"sharing": "auto"} if scheme == AUTO else {"models": scheme}
-    config = swarm.model_copy(update={"training": training, **sharing})
-    return Cell(curve, config, {"x": x})
+
+    study: str
+    data: Data
+    rounds: int
+    mini_batch: int
+    layout: str = "784=300=100=10"
+    peers: int = 16
+    tasks: Sequence[TaskEntry] = SWAPPED
+    every: int = 1
+    test_every: int = 1
+
+    @property
+    def quick(self) -> bool:
+        """Whether the data are scikit-learn's digits."""
+        return self.data.set == "digits"
+
+    def run(self, seed: int, curve: str, scheme: Scheme, **settings: int | None) -> Cell:
+        """Return one run of this swarm, which shares by a scheme; settings: the run's `x`, if it has one."""
+        config = Config(
+            name=self.study, seed=seed, peers=self.peers, rounds=self.rounds, every=self.every,
+            test_every=self.test_every, data=self.data, tasks=list(self.tasks),
+            network=Network(
+                layout=self.layout, activation="tanh" if self.quick else "sigmoid", output="sigmoid"
+            ),
+            training=Training(
+                local_samples=self.mini_batch, rate=0.05 if self.quick else 0.1, loss="squared",
+                reduction="sum",
+            ),
+            models=[] if scheme == AUTO else scheme,
+            sharing="auto" if scheme == AUTO else "models",
+        )  # fmt: skip
+        return Cell(curve, config, settings)
+
+    def shared(self, first: int, second: int) -> list[Model]:
+        """Return the global model with these cells of the hidden layers; no model for 0."""
+        inputs, *_, outputs = self.layout.split("=")
+        layout = f"{inputs}-{first}-{second}-{outputs}"
+        return [Model(name="global", layout=layout)] if second else []
+
+    def levels(self, levels: Iterable[int] = FIRST_LAYER_CELLS) -> dict[str, Scheme]:
+        """Return the schemes of averaging levels (`784-250-80-10` for 80), and `auto`, by their names."""
+        schemes = {f"{level}": self.shared(FIRST_LAYER_CELLS[level], level) for level in levels}
+        return {**schemes, AUTO: AUTO}
 
 
-def _models_at_level(quick: bool, level: int) -> list[Model]:
-    """Return the global model of an averaging level: `784-250-80-10` for 80; no model for 0."""
-    layout = f"{_input_cells(quick)}-{FIRST_LAYER_CELLS[level]}-{level}-10"
-    return [Model(name="global", layout=layout)] if level else []
+def _setup(
+    entry: StudyEntry, quick: bool, rounds: int, mini_batch: int = 0, digits: int | None = None,
+    mnist: int = 3500, **others: Any,
+) -> Setup:  # fmt: skip
+    """Return a setup with so many samples of MNIST for each peer, or, in a quick run, of the digits.
 
-
-def _schemes_by_level(quick: bool, levels: Iterable[int]) -> dict[str, Scheme]:
-    """Return the schemes of averaging levels, and `auto`, by the names of their curves."""
-    return {**{f"{level}": _models_at_level(quick, level) for level in levels}, AUTO: AUTO}
-
-
-def _data(quick: bool, *, digits_each: int | None, mnist_each: int) -> Data:
-    """Return the data: samples of MNIST for each peer, or, in a quick run, of scikit-learn's digits.
-
-    None divides all digits among the peers.
+    digits: None divides all of them among the peers.
     """
     if quick:
-        return Data(set="digits", samples=digits_each, test=360)
-    return Data(set="mnist", samples=mnist_each, test=1000)
-
-
-def _swap_labels(a: int, b: int, *, peers: int | list[int]) -> TaskEntry:
-    """Return the task of peers whose labels `a` and `b` are swapped.
-
-    peers: their numbers, or how many peers have the task, which are then the first ones.
-    """
-    return TaskEntry(kind="swap", labels=(a, b), peers=peers)
+        data, inputs = Data(set="digits", samples=digits, test=360), 64
+    else:
+        data, inputs = Data(set="mnist", samples=mnist, test=1000), 784
+    return Setup(entry.name, data, rounds, mini_batch, f"{inputs}=300=100=10", **others)
 
 
 def _tanh_note(quick: bool) -> str:
@@ -213,24 +208,18 @@ def _tanh_note(quick: bool) -> str:
 
 def averaging_level(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Study V.3.a of the paper: how much of a network should be averaged? (figure 17)"""
-    rounds = 20 if quick else 30
-    data = _data(quick, digits_each=None, mnist_each=3500)
-    tasks = [_swap_labels(8, 9, peers=7)]
-    runs = []
-    for seed in seeds:
-        swarm = _swarm_config(
-            entry, quick, seed=seed, peers=16, rounds=rounds, data=data, tasks=tasks
-        )
-        for mini_batch in (40, 80) if quick else (50, 100, 200, 500, 1000, 1500, 3000):
-            for level in FIRST_LAYER_CELLS:
-                models = _models_at_level(quick, level)
-                runs.append(_run(f"{mini_batch}", level, swarm, models, mini_batch))
-            runs.append(_run(f"{mini_batch}", None, swarm, AUTO, mini_batch))
+    setup = _setup(entry, quick, 20 if quick else 30)
+    runs = [
+        replace(setup, mini_batch=size).run(seed, f"{size}", scheme, x=x)
+        for seed in seeds
+        for size in ((40, 80) if quick else (50, 100, 200, 500, 1000, 1500, 3000))
+        for x, scheme in zip((*FIRST_LAYER_CELLS, None), setup.levels().values(), strict=True)
+    ]
     source = "89 of scikit-learn's digits" if quick else "3500 MNIST digits"
     caption = (
         f"16 peers have {source} each; labels 8 and 9 are swapped for 7 of the peers. The averaging level is "
         "the number of cells, of 100 in the second hidden layer, that all peers share. Peers averaged "
-        f"{rounds} times. Dashed: peers decide by themselves what they share.{_tanh_note(quick)}"
+        f"{setup.rounds} times. Dashed: peers decide by themselves what they share.{_tanh_note(quick)}"
     )
     return figure_study(
         entry, runs, x_label="averaging level", legend="mini-batch size", caption=caption
@@ -239,8 +228,8 @@ def averaging_level(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]
 
 def _schemes_study(
     entry: StudyEntry,
-    quick: bool,
-    swarms: Sequence[Config],
+    seeds: range,
+    setup: Setup,
     schemes: dict[str, Scheme],
     mini_batches: Sequence[int],
     caption: str,
@@ -250,53 +239,52 @@ def _schemes_study(
     A scheme is the list of partial models that peers share; its name is that of a curve. Numbers in a name
     are cells of the second hidden layer.
     """
+    (everything,) = setup.shared(300, 100)
     all_schemes: dict[str, Scheme] = {
         "no averaging": [],
-        "global 100": _models_at_level(quick, 100),
-        "100 per task": [Model(name="{task}", layout=f"{_input_cells(quick)}-300-100-10")],
-        "global 80": _models_at_level(quick, 80),
+        "global 100": [everything],
+        "100 per task": [everything.model_copy(update={"name": "{task}"})],
+        "global 80": setup.shared(250, 80),
         **schemes,
         AUTO: AUTO,
     }
     runs = [
-        _run(name, mini_batch, swarm, scheme, mini_batch)
-        for swarm in swarms
-        for mini_batch in mini_batches
+        replace(setup, mini_batch=size).run(seed, name, scheme, x=size)
+        for seed in seeds
+        for size in mini_batches
         for name, scheme in all_schemes.items()
     ]
-    explanation = (
-        " Numbers in the legend are cells, of 100 in the second hidden layer: those that all peers share "
-        "(global) and those that peers with the same task share (per task). auto: peers decide by themselves."
+    caption += (
+        f" Peers averaged {setup.rounds} times. Numbers in the legend are cells, of 100 in the second hidden "
+        "layer: those that all peers share (global) and those that peers with the same task share (per "
+        f"task). auto: peers decide by themselves.{_tanh_note(setup.quick)}"
     )
     return figure_study(
-        entry, runs, x_label="mini-batch size", legend="averaging scheme",
-        caption=caption + explanation + _tanh_note(quick),
-    )  # fmt: skip
+        entry, runs, x_label="mini-batch size", legend="averaging scheme", caption=caption
+    )
 
 
 def semi_local(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Study V.3.d of the paper: a global model, and one per group of peers with the same task (figure 20)."""
+    setup = _setup(
+        entry, quick, 20 if quick else 100, digits=110, mnist=200, peers=12,
+        tasks=[TaskEntry(kind="symmetric", last=3)],
+    )  # fmt: skip
 
     def global_and_task(*depends: str) -> list[Model]:
         task_model = Model(name="{task}", layout="0-50-20-0", depends=list(depends))
-        return [*_models_at_level(quick, 80), task_model]
+        return [*setup.shared(250, 80), task_model]
 
-    source, rounds = ("110 of scikit-learn's digits", 20) if quick else ("200 MNIST digits", 100)
-    data = _data(quick, digits_each=110, mnist_each=200)
-    tasks = [TaskEntry(kind="symmetric", last=3)]
-    swarms = [
-        _swarm_config(entry, quick, seed=seed, peers=12, rounds=rounds, data=data, tasks=tasks)
-        for seed in seeds
-    ]
+    source = "110 of scikit-learn's digits" if quick else "200 MNIST digits"
     return _schemes_study(
-        entry, quick, swarms,
+        entry, seeds, setup,
         {
             "global 80 + 20 per task, no dependency": global_and_task(),
             "global 80 + 20 per task, dependency": global_and_task("global"),
         },
         (25, 50, 100) if quick else (25, 50, 75, 100, 150),
         f"12 peers have {source} each. Each of the six permutations of the last three labels is the task of "
-        f"two peers. Peers averaged {rounds} times.",
+        "two peers.",
     )  # fmt: skip
 
 
@@ -306,23 +294,22 @@ def semi_local_and_local(entry: StudyEntry, quick: bool, seeds: range) -> Study[
     Peers 0 and 1 have the same task and share a large semi-local model; 2 and 3 have similar tasks and share
     a small one. The cells that are left are local to each peer.
     """
+    swaps = [((8, 9), [2, 3]), ((6, 7), [3])]
+    setup = _setup(
+        entry, quick, 25 if quick else 50, digits=350, mnist=1000, peers=4,
+        tasks=[TaskEntry(kind="swap", labels=labels, peers=peers) for labels, peers in swaps],
+    )  # fmt: skip
 
     def global_and_pairs(*depends: str) -> list[Model]:
         return [
-            Model(name="global", layout=f"{_input_cells(quick)}-220-70-10"),
+            *setup.shared(220, 70),
             Model(name="alike", layout="0-80-30-0", peers=[0, 1], depends=list(depends)),
             Model(name="half-alike", layout="0-40-15-0", peers=[2, 3], depends=list(depends)),
         ]
 
-    source, rounds = ("350 of scikit-learn's digits", 25) if quick else ("1000 MNIST digits", 50)
-    data = _data(quick, digits_each=350, mnist_each=1000)
-    tasks = [_swap_labels(8, 9, peers=[2, 3]), _swap_labels(6, 7, peers=[3])]
-    swarms = [
-        _swarm_config(entry, quick, seed=seed, peers=4, rounds=rounds, data=data, tasks=tasks)
-        for seed in seeds
-    ]
+    source = "350 of scikit-learn's digits" if quick else "1000 MNIST digits"
     return _schemes_study(
-        entry, quick, swarms,
+        entry, seeds, setup,
         {
             "global 70 + 30 or 15 per pair, no dependency": global_and_pairs(),
             "global 70 + 30 or 15 per pair, dependency": global_and_pairs("global"),
@@ -330,29 +317,8 @@ def semi_local_and_local(entry: StudyEntry, quick: bool, seeds: range) -> Study[
         (50, 100, 200) if quick else (100, 200, 400, 800),
         f"4 peers have {source} each. Labels 8 and 9 are swapped for peers 2 and 3; 6 and 7 are swapped for "
         "peer 3 as well. With pairs, peers 0 and 1 share 30 cells more than all four, peers 2 and 3 share 15 "
-        f"more. Peers averaged {rounds} times.",
+        "more.",
     )  # fmt: skip
-
-
-def convergence(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
-    """Study V.3.b of the paper: accuracy over time, averaging after every ten mini-batches (figure 18)."""
-    rounds, mini_batch = (6, 20) if quick else (3, 100)
-    data = _data(quick, digits_each=None, mnist_each=3500)
-    runs = []
-    for seed in seeds:
-        swarm = _swarm_config(
-            entry, quick, seed=seed, peers=16, rounds=rounds, data=data,
-            tasks=[_swap_labels(8, 9, peers=7)],
-        ).model_copy(update={"every": 10})  # fmt: skip
-        for name, scheme in _schemes_by_level(quick, (0, 80, 100)).items():
-            runs.append(replace(_run(name, None, swarm, scheme, mini_batch), settings={}))
-    caption = (
-        f"16 peers; labels 8 and 9 are swapped for 7 of them. They train mini-batches of {mini_batch} "
-        f"samples, and average after every tenth. {_LEVELS_NOTE}{_tanh_note(quick)}"
-    )
-    return figure_study(
-        entry, runs, x_label="mini-batches", legend="averaging level", caption=caption
-    )
 
 
 _LEVELS_NOTE = (
@@ -361,121 +327,123 @@ _LEVELS_NOTE = (
 )
 
 
-def _levels_study(
-    entry: StudyEntry,
-    quick: bool,
-    seeds: range,
-    rounds: int,
-    mini_batch: int,
-    xs: Sequence[int],
-    vary: Callable[[int], dict[str, Any]],
-    *,
-    x_label: str,
-    caption: str,
-) -> Study[Cell]:
-    """Return a study with a curve for every averaging level, of 16 peers of which 7 have 8 and 9 swapped.
+def convergence(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
+    """Study V.3.b of the paper: accuracy over time, averaging after every ten mini-batches (figure 18)."""
+    setup = _setup(entry, quick, *((6, 20) if quick else (3, 100)), every=10)
+    levels = setup.levels((0, 80, 100))
+    runs = [setup.run(seed, name, scheme) for seed in seeds for name, scheme in levels.items()]
+    caption = (
+        f"16 peers; labels 8 and 9 are swapped for 7 of them. They train mini-batches of {setup.mini_batch} "
+        f"samples, and average after every tenth. {_LEVELS_NOTE}{_tanh_note(quick)}"
+    )
+    return figure_study(
+        entry, runs, x_label="mini-batches", legend="averaging level", caption=caption,
+        run=EachCell(run_with_tests),
+    )  # fmt: skip
 
-    vary: returns what is different in the swarm at an x, as arguments of `_swarm_config`.
-    """
-    same = {
-        "peers": 16,
-        "data": _data(quick, digits_each=None, mnist_each=3500),
-        "tasks": [_swap_labels(8, 9, peers=7)],
-    }
-    runs = []
-    for seed in seeds:
-        for x in xs:
-            swarm = _swarm_config(entry, quick, seed=seed, rounds=rounds, **{**same, **vary(x)})
-            for name, scheme in _schemes_by_level(quick, FIRST_LAYER_CELLS).items():
-                runs.append(_run(name, x, swarm, scheme, mini_batch))
+
+def _levels_study(
+    entry: StudyEntry, seeds: range, setups: Mapping[int, Setup], x_label: str, caption: str
+) -> Study[Cell]:
+    """Return a study with a curve for every averaging level; setups: by x."""
+    runs = [
+        setup.run(seed, name, scheme, x=x)
+        for seed in seeds
+        for x, setup in setups.items()
+        for name, scheme in setup.levels().items()
+    ]
+    first = next(iter(setups.values()))
     full_caption = (
-        f"{caption} They averaged {rounds} times, after every {mini_batch} samples. "
-        f"{_LEVELS_NOTE}{_tanh_note(quick)}"
+        f"{caption} They averaged {first.rounds} times, after every {first.mini_batch} samples. "
+        f"{_LEVELS_NOTE}{_tanh_note(first.quick)}"
     )
     return figure_study(
         entry, runs, x_label=x_label, legend="averaging level", caption=full_caption
     )
 
 
-def number_of_peers(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
-    """Study V.3.c of the paper: accuracy by the number of peers, a quarter of them with 8 and 9 swapped."""
-    data = _data(quick, digits_each=85, mnist_each=3500)
-    return _levels_study(
-        entry, quick, seeds, *((20, 80, (4, 8, 16)) if quick else (30, 500, (4, 8, 12, 16))),
-        lambda peers: {
-            "peers": peers, "data": data, "tasks": [_swap_labels(8, 9, peers=peers // 4)],
-        },
-        x_label="number of peers",
-        caption=f"Peers have {data.samples} samples each; labels 8 and 9 are swapped for a quarter of them.",
-    )  # fmt: skip
+def _swapped_for(peers: int) -> list[TaskEntry]:
+    """Return the tasks of a swarm in which labels 8 and 9 are swapped for the first peers."""
+    return [SWAPPED[0].model_copy(update={"peers": peers})]
 
 
-def _rotated_labels(rate: int) -> list[TaskEntry]:
+def _rotated(rate: int) -> list[TaskEntry]:
     """Return the tasks of a difference rate: the last `rate` labels are rotated for 7 peers."""
     return [TaskEntry(kind="cycle", last=rate, peers=7)] if rate else []
 
 
+def number_of_peers(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
+    """Study V.3.c of the paper: accuracy by the number of peers, a quarter of them with 8 and 9 swapped."""
+    setup = _setup(entry, quick, *((20, 80) if quick else (30, 500)), digits=85)
+    setups = {
+        peers: replace(setup, peers=peers, tasks=_swapped_for(peers // 4))
+        for peers in ((4, 8, 16) if quick else (4, 8, 12, 16))
+    }
+    return _levels_study(
+        entry, seeds, setups, "number of peers",
+        f"Peers have {setup.data.samples} samples each; labels 8 and 9 are swapped for a quarter of them.",
+    )  # fmt: skip
+
+
 def difference_rate(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Study V.3.f of the paper: accuracy by the number of labels that differ between peers (figure 22)."""
+    setup = _setup(entry, quick, *((20, 80) if quick else (30, 500)))
+    rates = (0, 2, 6, 10) if quick else (0, 2, 4, 6, 8, 10)
     return _levels_study(
-        entry, quick, seeds, *((20, 80, (0, 2, 6, 10)) if quick else (30, 500, (0, 2, 4, 6, 8, 10))),
-        lambda rate: {"tasks": _rotated_labels(rate)},
-        x_label="difference rate",
-        caption="The difference rate is the number of labels, counted from 9 downwards, that are rotated for "
-        "7 of 16 peers.",
+        entry, seeds, {rate: replace(setup, tasks=_rotated(rate)) for rate in rates},
+        "difference rate",
+        "The difference rate is the number of labels, counted from 9 downwards, that are rotated for 7 of 16 "
+        "peers.",
     )  # fmt: skip
 
 
 def permuted_peers(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Study V.3.g of the paper: accuracy by the number of peers with 8 and 9 swapped (figure 23)."""
+    setup = _setup(entry, quick, *((20, 80) if quick else (30, 500)))
+    counts = (0, 4, 8) if quick else (0, 2, 4, 6, 8)
     return _levels_study(
-        entry, quick, seeds, *((20, 80, (0, 4, 8)) if quick else (30, 500, (0, 2, 4, 6, 8))),
-        lambda swapped: {"tasks": [_swap_labels(8, 9, peers=swapped)]},
-        x_label="peers with swapped labels",
-        caption="Labels 8 and 9 are swapped for some of 16 peers.",
+        entry, seeds, {count: replace(setup, tasks=_swapped_for(count)) for count in counts},
+        "peers with swapped labels", "Labels 8 and 9 are swapped for some of 16 peers.",
     )  # fmt: skip
 
 
 def training_size(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Study V.3.h of the paper: accuracy by the number of training samples of a peer (figure 24)."""
-    sizes = (20, 40, 85) if quick else (250, 500, 1000, 2000, 3500)
+    setups = {
+        size: _setup(entry, quick, *((30, 40) if quick else (50, 200)), digits=size, mnist=size)
+        for size in ((20, 40, 85) if quick else (250, 500, 1000, 2000, 3500))
+    }
     return _levels_study(
-        entry, quick, seeds, *((30, 40) if quick else (50, 200)), sizes,
-        lambda size: {"data": _data(quick, digits_each=size, mnist_each=size)},
-        x_label="training samples of a peer",
-        caption="Labels 8 and 9 are swapped for 7 of 16 peers.",
+        entry, seeds, setups, "training samples of a peer",
+        "Labels 8 and 9 are swapped for 7 of 16 peers.",
     )  # fmt: skip
 
 
 def layouts(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Study V.3.i of the paper: networks of four and five layers, and which cells they share (figure 25)."""
-    inputs = _input_cells(quick)
-    rounds, mini_batch = (30, 80) if quick else (50, 500)
-    data = _data(quick, digits_each=None, mnist_each=3500)
-    shared_cells = {
-        f"{inputs}=300=100=10": ("", "300-100-10", "250-80-10", "300-100-0"),
-        f"{inputs}=300=100=10=10": ("", "300-100-10-10", "250-80-10-10", "300-100-10-0"),
-    }
-    runs = []
-    for seed in seeds:
-        for rate in (0, 6) if quick else (0, 2, 4, 6, 8, 10):
-            swarm = _swarm_config(
-                entry, quick, seed=seed, peers=16, rounds=rounds, data=data,
-                tasks=_rotated_labels(rate),
-            )  # fmt: skip
-            for layout, slices in shared_cells.items():
-                network = swarm.network.model_copy(update={"layout": layout})
-                swarm_of_layout = swarm.model_copy(update={"network": network})
-                layers = f"{layout.count('=') + 1} layers"
-                for cells in slices:
-                    name = f"{layers}: {inputs}-{cells}" if cells else f"{layers}: no averaging"
-                    models = [Model(name="global", layout=f"{inputs}-{cells}")] if cells else []
-                    runs.append(_run(name, rate, swarm_of_layout, models, mini_batch))
-                runs.append(_run(f"{layers}: {AUTO}", rate, swarm_of_layout, AUTO, mini_batch))
+    setup = _setup(entry, quick, *((30, 80) if quick else (50, 500)))
+    inputs = setup.layout.partition("=")[0]
+    schemes: dict[tuple[str, str], Scheme] = {}  # by the layout of the network, and the curve
+    for layout, cells in {
+        setup.layout: ("300-100-10", "250-80-10", "300-100-0"),
+        f"{setup.layout}=10": ("300-100-10-10", "250-80-10-10", "300-100-10-0"),
+    }.items():
+        layers = f"{layout.count('=') + 1} layers"
+        schemes[layout, f"{layers}: no averaging"] = []
+        for shared in (f"{inputs}-{each}" for each in cells):
+            schemes[layout, f"{layers}: {shared}"] = [Model(name="global", layout=shared)]
+        schemes[layout, f"{layers}: {AUTO}"] = AUTO
+    runs = [
+        replace(setup, layout=layout, tasks=_rotated(rate)).run(seed, name, scheme, x=rate)
+        for seed in seeds
+        for rate in ((0, 6) if quick else (0, 2, 4, 6, 8, 10))
+        for (layout, name), scheme in schemes.items()
+    ]
     caption = (
         "The difference rate is the number of labels, counted from 9 downwards, that are rotated for 7 of 16 "
-        f"peers. They averaged {rounds} times, after every {mini_batch} samples. Curves are named by the "
-        f"cells of every layer that all peers share; auto: peers decide by themselves.{_tanh_note(quick)}"
+        f"peers. They averaged {setup.rounds} times, after every {setup.mini_batch} samples. Curves are "
+        "named by the cells of every layer that all peers share; auto: peers decide by themselves."
+        f"{_tanh_note(quick)}"
     )
     return figure_study(
         entry, runs, x_label="difference rate", legend="layers, and shared cells", caption=caption

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -106,6 +106,19 @@ class Study(Generic[C]):
             )
         selected = {*lines, *self.always_run}
         return replace(self, cells=[cell for cell in self.cells if cell.line in selected])
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads for one operation within the block."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def key_of(text: str) -> str:
