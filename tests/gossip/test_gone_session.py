@@ -65,6 +65,31 @@ def test_what_the_dead_had_on_its_way_still_comes_in():
     assert a.weight("v") == ONE + HALF
 
 
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_what_a_peer_passed_on_exists_twice_only_if_it_is_given_up_before_its_answer_is_read(
+    acknowledged,
+):
+    """The known limit of docs/explanation/averaging.md: its books say how much, and its goodbye mends it."""
+    a, b, c = start("a"), start("b"), start("c")
+    a.peer_online("c", c.session, ["v"])
+    c.peer_online("b", b.session, ["v"])
+    a.push("v", {"c": HALF}, 0.0)
+    deliver(a, c)
+    (answer,) = c.poll()
+    exchange(c, b, ONE + HALF // 2)  # so that more is passed on than dies with c
+    if acknowledged:
+        a.handle(answer, 0.0)
+    for survivor in (a, b):
+        survivor.peer_gone("c", c.session)
+    a.handle(answer, 0.0)  # comes too late to change anything
+    twice = 0 if acknowledged else HALF
+    assert weight(a, b, c) == 3 * ONE + twice
+    assert sum(row[-1] for row in a.reclaimed) == twice
+    a.peer_gone("c", c.session, c.statement(), c.reclaimed)
+    assert weight(a, b, c) == 3 * ONE
+    assert a.reclaimed == []
+
+
 def test_what_was_credited_before_is_not_given_back_to_a_session_that_returns():
     a, b = pair()
     b.push("v", {"a": HALF}, 0.0)
