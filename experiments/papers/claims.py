@@ -1003,16 +1003,19 @@ def page(table: Sequence[Row], pictures: Sequence[str] = ()) -> str:
             "",
             f"## {entry.title} ({entry.origin})",
             "",
-            f"`{first.command}`: {first.points.seeds_text}{_time_text(first)}.",
+            f"`{first.command}`: {first.points.seeds_text}{_time_text(first)}."
+            + (f" Differs from the paper: {first.differences}." if first.differences else ""),
             "",
-            "| claim | verdict | measured | differs from the paper |",
-            "| --- | --- | --- | --- |",
+            "| claim | verdict | measured |",
+            "| --- | --- | --- |",
         ]
         lines += [
-            f"| {row.claim.text} | {row.finding.verdict} | {row.finding.measured} | {row.differences} |"
+            f"| {row.claim.text} | {row.finding.verdict} | {row.finding.measured} |"
             for row in study_rows
         ]
-        lines += ["", *_means_table(first.points)]
+        # HTML that GitHub and Sphinx both fold; the empty lines make Markdown of what is inside.
+        lines += ["", "<details><summary>Values</summary>", "", *_means_table(first.points)]
+        lines += ["", "</details>"]
     if not_run:
         lines += ["", "## Not run yet at full size", "", *not_run]
     lines += [
@@ -1034,17 +1037,29 @@ def _time_text(row: Row) -> str:
 
 
 def _means_table(points: Points) -> list[str]:
-    """Return a table in Markdown of mean ± standard deviation by line and x."""
+    """Return a table in Markdown of mean ± standard deviation: a row for each line, a column for each x.
+
+    With a single x and lines named "PANEL: NAME", a row for each name and a column for each panel.
+    """
     every = -(-len(points.xs) // MOST_COLUMNS)
     xs = points.xs[::-every][::-1]
     if any((line, AUTO) in points for line in points.lines):
         xs = [*xs, AUTO]
+    shown = [line for line in points.lines if not line.endswith(", parameters")]
+    if len(xs) == 1 and all(": " in line for line in shown):
+        split = [line.split(": ", 1) for line in shown]
+        columns = list(dict.fromkeys(panel for panel, _ in split))
+        cells = {
+            name: [points.mean_text(f"{panel}: {name}", xs[0]) for panel in columns]
+            for _, name in split
+        }
+        label = f"{points.x_label} = {xs[0]}"
+    else:
+        columns = xs
+        cells = {line: [points.mean_text(line, x) for x in xs] for line in shown}
+        label = points.line_label
     return [
-        f"| {points.line_label} | {' | '.join(xs)} |",
-        f"| --- {'| --- ' * len(xs)}|",
-        *(
-            f"| {line} | {' | '.join(points.mean_text(line, x) for x in xs)} |"
-            for line in points.lines
-            if not line.endswith(", parameters")
-        ),
+        f"| {label} | {' | '.join(columns)} |",
+        f"| --- {'| --- ' * len(columns)}|",
+        *(f"| {name} | {' | '.join(texts)} |" for name, texts in cells.items()),
     ]

@@ -407,12 +407,34 @@ def test_claims_of_results_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [file.name for file in claims.draw_figures(tmp_path, table)] == ["003-V.5.png"]
     page = claims.page(table, ["papers/003-V.5.png"])
     assert "![figures of 003-V.5](papers/003-V.5.png)" in page
-    assert "| 10 | .500 ± .000 | .500 ± .000 |" in page
+    # What differs is said once, above the claims, and values are folded.
+    assert (
+        page.count("starting weights, which the paper does not give, uniform in [−0.3, 0.3]") == 1
+    )
+    assert "a minute. Differs from the paper: starting weights" in page
+    folded = page.partition("<details><summary>Values</summary>\n\n")[2].partition(
+        "\n\n</details>"
+    )[0]
+    assert "| 10 | .500 ± .000 | .500 ± .000 |" in folded
     assert "| the corpus needs a licence |" in page
     assert "best level by curve 10: 300, 20: 300, 30: 300, 40: 300" in page
     assert f"{len(table) - 2} have not been measured" in page
     not_run = page.partition("## Not run yet")[2]
     assert "(003, V.4, figure 26): `gossamer paper vsn`, about 2 minutes of one core" in not_run
+
+
+def test_panels_of_a_single_x_are_columns() -> None:
+    values = {"even: local": 0.5, "uneven: local": 0.4, "even: PFNM": 0.9, "uneven: PFNM": 0.8}
+    measured = {"deviation": 0.01, "runs": 3}
+    frame = frame_of(
+        {"line": line, "x": 10, "median": mean, "mean": mean, **measured}
+        for line, mean in values.items()
+    )
+    found = claims.Finding(HOLDS, "")
+    row = claims.Row(PAPERS["pfnm-table"], CLAIMS["pfnm-table"][0], found, Points(frame))
+    table = claims.page([row]).partition("| x = 10 | even | uneven |\n")[2]
+    assert "| local | .500 ± .010 | .400 ± .010 |" in table
+    assert "| PFNM | .900 ± .010 | .800 ± .010 |" in table
 
 
 def test_every_claim_s_study_says_how_long_it_takes() -> None:
