@@ -18,7 +18,7 @@ import secrets
 import struct
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -244,29 +244,29 @@ class Reassembler:
             sender_cost -= self._partials[other].cost
             self._drop(other, "sender-bytes")
         while self._partials and self.held_bytes + cost > self.max_total_bytes:
-            usage = Counter({chunk.sender: cost})
-            for (sender, _), partial in self._partials.items():
-                usage[sender] += partial.cost
-            self._drop(self._oldest_of_largest(usage, chunk.sender), "total-bytes")
+            self._drop_of_largest(chunk.sender, cost, lambda each: each.cost, "total-bytes")
         while self._partials and len(self._partials) >= self.max_unfinished:
-            usage = Counter([chunk.sender])
-            usage.update(sender for sender, _ in self._partials)
-            self._drop(self._oldest_of_largest(usage, chunk.sender), "unfinished")
+            self._drop_of_largest(chunk.sender, 1, lambda _: 1, "unfinished")
         partial = _Partial(
             chunk.checksum, chunk.count, bytearray(chunk.total), bytearray(chunk.count), chunk.count
         )
         self._partials[key] = partial
         return partial
 
-    def _oldest_of_largest(self, usage: Counter[int], newest: int) -> tuple[int, int]:
-        """Return the key of the oldest message of the sender with the largest usage.
+    def _drop_of_largest(
+        self, newest: int, cost: int, cost_of: Callable[[_Partial], int], cause: str
+    ) -> None:
+        """Drop the oldest message of the sender that occupies the most, by `cost_of` each message.
 
-        usage: bytes or messages by sender, including the message that is about to be opened.
-        newest: the sender of that message; it is chosen among senders of equal usage.
+        newest, cost: the sender of the message that is about to be opened, and what that message occupies;
+        this sender is chosen among several that occupy the same.
         """
+        usage = Counter({newest: cost})
+        for (sender, _), partial in self._partials.items():
+            usage[sender] += cost_of(partial)
         most = max(usage[sender] for sender, _ in self._partials)
         candidates = [key for key in self._partials if usage[key[0]] == most]  # oldest first
-        return next((key for key in candidates if key[0] == newest), candidates[0])
+        self._drop(next((key for key in candidates if key[0] == newest), candidates[0]), cause)
 
     def _drop(self, key: tuple[int, int], cause: str) -> None:
         del self._partials[key]

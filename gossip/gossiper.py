@@ -409,9 +409,7 @@ class Gossiper:
                 )
             if share < 1:
                 raise ValueError(f"push {model!r} to {peer!r}: share {share} must be at least 1")
-        return self._open_transfers(
-            model, partial(self._debit, model, shares, plain, exact_shares), now, tag
-        )
+        return self._open_transfers(model, shares, now, tag, plain=plain, exact_shares=exact_shares)
 
     def send_values(
         self, model: str, peers: Iterable[str], now: float, tag: Tag | None = None
@@ -421,12 +419,8 @@ class Gossiper:
         Weightless modes call it. Like any transfer it is repeated until it is acknowledged; nothing is
         debited, so nothing is taken back if it is refused.
         """
-
-        def copies() -> Outgoing | None:
-            value = self._balances.copy_to_send(self._check_model(model), self.lossy)
-            return None if value is None else dict.fromkeys(peers, (value, None, 0))
-
-        return self._open_transfers(model, copies, now, tag)
+        shares = dict.fromkeys(peers, 0)
+        return self._open_transfers(self._check_model(model), shares, now, tag, plain=True)
 
     def skip(self, model: str, peers: Iterable[str], now: float, tag: Tag) -> bool:
         """Tell free neighbours not to wait for this peer in this exchange; always return True.
@@ -456,11 +450,18 @@ class Gossiper:
         )
 
     def _open_transfers(
-        self, model: str, debit: Callable[[], Outgoing | None], now: float, tag: Tag | None
+        self,
+        model: str,
+        shares: Mapping[str, int],
+        now: float,
+        tag: Tag | None,
+        *,
+        plain: bool,
+        exact_shares: bool = False,
     ) -> bool:
-        """Send what `debit` returns; return False, and count it, if the value cannot be sent."""
+        """Debit shares and send them; return False, and count it, if the value cannot be sent."""
         try:
-            outgoing = debit()
+            outgoing = self._debit(model, shares, plain, exact_shares)
         except WireError as error:  # raised by `lossy`, before anything was debited
             text, cause = "peer %s cannot share model %s: %s", "own-value-too-large"
             log_repeated(_log, self.counters, cause, text, self.peer, model, error)

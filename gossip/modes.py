@@ -10,8 +10,8 @@ asynchronous gossip, and those by which a leaving peer hands its mass over, have
 
 `PacedMode` pushes at the pace of training and never waits; `RoundsMode` averages in lockstep with the
 neighbours, `ServerMode` through one server per partial model; `SteadyMode`, in robust.py, exchanges values
-without weight, as the lockstep modes do with a `RobustMean`. The base class, `Mode`, never pushes: with it, the
-driver calls `Gossiper.push` itself.
+without weight, as the lockstep modes do with a `RobustMean`. The base class, `Mode`, never pushes: with
+it, the driver calls `Gossiper.push` itself.
 """
 
 from __future__ import annotations

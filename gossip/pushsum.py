@@ -254,28 +254,21 @@ class Balances:
     def take(
         self, model: str, share: int, lossy: Callable[[str, Array], Array] | None
     ) -> Array | None:
-        """Debit `share` units and return the value to send with them; None if it is not finite."""
+        """Debit `share` units, 0 to send no weight; return the value to send, or None if it is not finite."""
         if self.residue and self.weights[model] and model in self.residue:
             self._set(model, self._mass(model))  # adds the residue, so that it is sent too
         value = np.array(self.store.read(model))
         if not is_finite(value):
             return None
         rounded = None if lossy is None else np.asarray(lossy(model, value))
-        rest, sent = split(Mass(value, self.weights[model]), share, rounded)
-        sent.value.setflags(write=False)  # shared by all transfers of this push
-        if rest.value is not value:
-            self.store.write(model, rest.value)
-        self.weights[model] = rest.weight
-        return sent.value
-
-    def copy_to_send(self, model: str, lossy: Callable[[str, Array], Array] | None) -> Array | None:
-        """Return the value to send without weight: nothing is debited; None if it is not finite."""
-        value = np.array(self.store.read(model))
-        if not is_finite(value):
-            return None
-        value = value if lossy is None else np.array(lossy(model, value))
-        value.setflags(write=False)  # shared by all transfers of this push
-        return value
+        if share:
+            rest, _ = split(Mass(value, self.weights[model]), share, rounded)
+            if rest.value is not value:
+                self.store.write(model, rest.value)
+            self.weights[model] = rest.weight
+        sent = value if rounded is None else rounded
+        sent.setflags(write=False)  # shared by all transfers of this push
+        return sent
 
     def take_packed(
         self,

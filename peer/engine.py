@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -32,7 +32,6 @@ from ..gossip import (
     PacedMode,
     RobustMean,
     RoundsMode,
-    Score,
     ServerMode,
     SteadyMode,
     as_sent,
@@ -230,7 +229,8 @@ class Engine:
         self.security: SecurityLayer = NullSecurity(name)
         self._schemas_ever: dict[str, str] = {}
         """Schema hashes of all partial models that this session has had, except some that ended long ago."""
-        self._compression: Compression | None = None
+        self.compression = Compression(name, settings)
+        """How the peer's messages are compressed."""
         self._largest_size = 0
         """Number of values of the largest partial model that this peer has had."""
         self._describe_models()
@@ -254,12 +254,6 @@ class Engine:
     gossiper: Gossiper
     mode: PeerMode
 
-    @property
-    def compression(self) -> Compression:
-        """How the peer's messages are compressed."""
-        assert self._compression is not None
-        return self._compression
-
     def _describe_models(self) -> None:
         """Make everything that depends on which partial models there are, and on their sizes."""
         name, settings, store = self.name, self.settings, self.store
@@ -275,10 +269,7 @@ class Engine:
         self._reassembler = self.inbound_limits.make_reassembler(len(self._others.known))
         self._privacy = Privacy(name, settings, self.schemas)
         exact = store.extra.keys()  # a plan decides by small differences of what peers measure
-        if self._compression is None:
-            self._compression = Compression(name, settings, self.schema_entries, sizes, exact)
-        else:
-            self._compression.set_models(self.schema_entries, sizes, exact)
+        self.compression.set_models(self.schema_entries, sizes, exact)
         self._dispatch = Dispatch(
             name, self._schemas_ever, settings.dtype, self.compression, self.security,
             self.limits.max_pieces,
@@ -478,9 +469,7 @@ class Engine:
     def _make_gossiper(self, snapshot: dict[str, Any] | None = None) -> None:
         """Make the gossiper and the mode of a new session, or restore those of a snapshot."""
         links = self.compression.links
-        self.mode = _make_mode(
-            self.name, self.settings, self.schemas, self.compression, self._server_of, self._score
-        )
+        self.mode = self._make_mode()
         options: dict[str, Any] = {
             "mode": self.mode,
             "seed": self._rng,
@@ -503,6 +492,29 @@ class Engine:
                 comparable=lambda model: model not in self.store.extra, weight_to_come=self.weight,
             )  # fmt: skip
 
+    def _make_mode(self) -> PeerMode:
+        settings = self.settings
+        robust = (
+            None if settings.robust == "none" else RobustMean(settings.robust, settings.hostile)
+        )
+        match settings.mode:
+            case "steady":
+                fanout = settings.exchanges if "exchanges" in settings.model_fields_set else FANOUT
+                return SteadyMode(fanout, hostile=settings.hostile, score=self._score, key_of=id_of)
+            case "async":
+                return PacedMode(
+                    settings.exchanges, fraction=settings.fraction,
+                    neighbours_by_step=settings.turns, drift=self.compression.drift(),
+                )  # fmt: skip
+            case "rounds":
+                sources = None
+                if settings.sources is not None:
+                    sources = {model: set(settings.sources) for model in self.schemas}
+                return RoundsMode(settings.exchanges, sources=sources, robust=robust)
+            case "server":
+                servers = {model: self._server_of(model) for model in self.schemas}
+                return ServerMode(self.name, servers, self._server_of, robust=robust)
+
     def _score(self, model: str, value: Array | None) -> float:
         """Return the loss on own samples with a value of a model, or the own one for None; see Score."""
         learner = self.learner
@@ -520,7 +532,7 @@ class Engine:
 
     def _as_float16(self, model: str, value: Array) -> Array:
         """Return a value as its receiver decodes it from float16."""
-        is_exact = self.compression.is_exact(model)
+        is_exact = self.compression.links.is_exact(model)
         return value if is_exact else as_sent(value, sufficient_dtype(value, "float16"))
 
     # --- training and turns ---------------------------------------------------------------------
@@ -1031,31 +1043,3 @@ class Engine:
             _log, self.dropped, cause, "peer %s dropped a message: %s: %s", self.name, cause, text,
             level=logging.INFO if expected else logging.WARNING,
         )  # fmt: skip
-
-
-def _make_mode(
-    name: str,
-    settings: Settings,
-    models: Iterable[str],
-    compression: Compression,
-    server_of: Callable[[str], str],
-    score: Score,
-) -> PeerMode:
-    robust = None if settings.robust == "none" else RobustMean(settings.robust, settings.hostile)
-    match settings.mode:
-        case "steady":
-            fanout = settings.exchanges if "exchanges" in settings.model_fields_set else FANOUT
-            return SteadyMode(fanout, hostile=settings.hostile, score=score, key_of=id_of)
-        case "async":
-            return PacedMode(
-                settings.exchanges, fraction=settings.fraction, neighbours_by_step=settings.turns,
-                drift=compression.drift(),
-            )  # fmt: skip
-        case "rounds":
-            sources = None
-            if settings.sources is not None:
-                sources = {model: set(settings.sources) for model in models}
-            return RoundsMode(settings.exchanges, sources=sources, robust=robust)
-        case "server":
-            servers = {model: server_of(model) for model in models}
-            return ServerMode(name, servers, server_of, robust=robust)

@@ -467,7 +467,7 @@ class Peer:
                 ]
                 while self.state is not State.LEAVING and self.state not in FINAL:
                     self._lifecycle.fire(await self._next_event(link))
-                    link.enter_state(self.state.name.lower())
+                    link.state = self.state.name.lower()
                     phase = PHASES.get(self.state)
                     if phase is not None and phase != link.phase:
                         link.enter_phase(phase)

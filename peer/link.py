@@ -303,10 +303,6 @@ class Link:
                         await self._publish_card()
                     await self._publish_status()
 
-    def enter_state(self, state: str) -> None:
-        """Enter a state of the lifecycle; the next summary names it."""
-        self.state = state
-
     async def keep_summary(self) -> None:
         """Publish a summary whenever something in it has changed, at most every SUMMARY_PAUSE seconds, and
         with every status, so several times per lease: its time shows that the peer is alive."""

@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from functools import partial
+from math import nan
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from .exits import PeerError
 from .observer import ObservedPeer, SwarmState
@@ -144,98 +146,76 @@ PRESENCES = ("online", "offline", "lost", "left", "dead", "unknown")
 PROBLEMS = ("not-counted", "lost", "diverged", "refused", "failed", "no-summary", "unknown")
 
 
-def summary_families(summaries: Mapping[str, Summary]) -> Iterator[Metric]:
-    """Yield the figures of summaries, by peer. A metric that was NaN or infinite is given as NaN."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+class _Families:
+    """Figures for Prometheus, gathered by name: a family has the values of all peers or models."""
 
-    def gauge(name: str, text: str, labels: Iterable[str] = ("peer",)) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"gossamer_{name}", text, labels=list(labels))
+    def __init__(self) -> None:
+        self.by_name: dict[str, Any] = {}
 
-    def counter(name: str, text: str) -> CounterMetricFamily:
-        return CounterMetricFamily(f"gossamer_{name}", text, labels=["peer"])
+    def add(
+        self, name: str, text: str, value: float | None, *, is_total: bool = False, **labels: str
+    ) -> None:
+        """Add one figure; a value of None, one that was NaN or infinite, is given as NaN."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    rounds = gauge("round", "Rounds that the peer has trained.")
-    seen = gauge("summary_timestamp_seconds", "When the peer made its last summary.")
-    lag = gauge("neighbours", "Online peers that the peer pushes to.")
-    refused = gauge("refused_peers", "Peers that the peer does not average with.")
-    diverged = gauge("diverged", "1 if values or the loss of the peer are NaN or infinite, else 0.")
-    traffic = {
-        name: counter(name, f"Gossip {what} by the peer's process.")
-        for name, what in (
-            ("sent_bytes", "bytes sent"),
-            ("sent_packets", "packets sent"),
-            ("received_bytes", "bytes received"),
-            ("received_packets", "packets received"),
-        )
-    }
-    metrics = {name: gauge(name, f"The peer's last {name}.") for name in METRICS}
-    named = gauge("metric", "A metric that the peer's learner has named.", ("peer", "metric"))
-    both = ("peer", "model")
-    counts = gauge("counts", "1 if the peer's weight counts in the partial model, else 0.", both)
-    weight = gauge("weight", "Push-sum weight that the peer holds; 1 is that of one peer.", both)
-    distance = gauge(
-        "disagreement_ratio",
-        "Relative distance of the last received values from the peer's own.",
-        both,
-    )
-    info = gauge("info", "The peer's version, state and phase, as labels; always 1.",
-                 ("peer", "version", "state", "phase"))  # fmt: skip
-    for peer, summary in sorted(summaries.items()):
-        rounds.add_metric([peer], summary.round)
-        seen.add_metric([peer], summary.time)
-        lag.add_metric([peer], summary.neighbour_count)
-        refused.add_metric([peer], len(summary.refused))
-        diverged.add_metric([peer], bool(summary.diverged))
-        info.add_metric([peer, summary.version, summary.state, summary.phase], 1)
-        for name, family in traffic.items():
-            family.add_metric([peer], getattr(summary, name))
-        for name, value in summary.named_metrics.items():
-            named.add_metric([peer, name], float("nan") if value is None else value)
-        for name, family in metrics.items():
-            if name in summary.metrics:
-                value = summary.metrics[name]
-                family.add_metric([peer], float("nan") if value is None else value)
-        for model, each in summary.models.items():
-            counts.add_metric([peer, model], each.counts)
-            weight.add_metric([peer, model], each.weight)
-            if each.disagreement is not None:
-                distance.add_metric([peer, model], each.disagreement)
-    yield from (rounds, seen, lag, refused, diverged, info, counts, weight, distance)
-    yield from (*traffic.values(), *metrics.values(), named)
+        if name not in self.by_name:
+            kind = CounterMetricFamily if is_total else GaugeMetricFamily
+            self.by_name[name] = kind(f"gossamer_{name}", text, labels=list(labels))
+        self.by_name[name].add_metric(list(labels.values()), nan if value is None else value)
 
 
-def swarm_families(state: SwarmState, now: float) -> Iterator[Metric]:
-    """Yield the figures of a whole swarm, as an observer sees it: presences, problems, and all summaries."""
-    from prometheus_client.core import GaugeMetricFamily
+def summary_families(summaries: Mapping[str, Summary]) -> Iterable[Metric]:
+    """Return the figures of summaries, by peer. A metric that was NaN or infinite is given as NaN."""
+    families = _Families()
+    for peer, each in sorted(summaries.items()):
+        add = partial(families.add, peer=peer)
+        add("round", "Rounds that the peer has trained.", each.round)
+        add("summary_timestamp_seconds", "When the peer made its last summary.", each.time)
+        add("neighbours", "Online peers that the peer pushes to.", each.neighbour_count)
+        add("refused_peers", "Peers that the peer does not average with.", len(each.refused))
+        text = "1 if values or the loss of the peer are NaN or infinite, else 0."
+        add("diverged", text, bool(each.diverged))
+        text = "The peer's version, state and phase, as labels; always 1."
+        add("info", text, 1, version=each.version, state=each.state, phase=each.phase)
+        for name in ("sent_bytes", "sent_packets", "received_bytes", "received_packets"):
+            direction, unit = name.split("_")
+            text = f"Gossip {unit} {direction} by the peer's process."
+            add(name, text, getattr(each, name), is_total=True)
+        for name in METRICS:
+            if name in each.metrics:
+                add(name, f"The peer's last {name}.", each.metrics[name])
+        for name, value in each.named_metrics.items():
+            add("metric", "A metric that the peer's learner has named.", value, metric=name)
+        for model, own in each.models.items():
+            text = "1 if the peer's weight counts in the partial model, else 0."
+            add("counts", text, own.counts, model=model)
+            text = "Push-sum weight that the peer holds; 1 is that of one peer."
+            add("weight", text, own.weight, model=model)
+            if own.disagreement is not None:
+                text = "Relative distance of the last received values from the peer's own."
+                add("disagreement_ratio", text, own.disagreement, model=model)
+    return families.by_name.values()
 
-    presence = GaugeMetricFamily(
-        "gossamer_peer_presence",
-        "1 for the presence that the peer has, 0 for the others.",
-        labels=["peer", "presence"],
-    )
+
+def swarm_families(state: SwarmState, now: float) -> Iterable[Metric]:
+    """Return the figures of a whole swarm, as an observer sees it: presences, problems, and all summaries."""
+    families = _Families()
     for name, peer in sorted(state.peers.items()):
         for each in PRESENCES:
-            presence.add_metric([name, each], each == peer.presence)
-    problems = GaugeMetricFamily(
-        "gossamer_problems", "What needs a person, as `gossamer status` lists it.", labels=["kind"]
-    )
+            text = "1 for the presence that the peer has, 0 for the others."
+            families.add("peer_presence", text, each == peer.presence, peer=name, presence=each)
     found = [problem.kind for problem in find_problems(state, now)]
     for kind in PROBLEMS:
-        problems.add_metric([kind], found.count(kind))
-    members = GaugeMetricFamily(
-        "gossamer_model_members", "Peers present that share the partial model.", labels=["model"]
-    )
-    counting = GaugeMetricFamily(
-        "gossamer_model_counting",
-        "Peers present whose weight counts in the partial model.",
-        labels=["model"],
-    )
+        text = "What needs a person, as `gossamer status` lists it."
+        families.add("problems", text, found.count(kind), kind=kind)
     for model in state.models.values():
-        members.add_metric([model.name], len(model.members))
-        counting.add_metric([model.name], len(model.counting))
-    yield from (presence, problems, members, counting)
+        text = "Peers present that share the partial model."
+        families.add("model_members", text, len(model.members), model=model.name)
+        text = "Peers present whose weight counts in the partial model."
+        families.add("model_counting", text, len(model.counting), model=model.name)
     present = [peer for peer in state.peers.values() if peer.is_present]
-    yield from summary_families({p.name: p.summary for p in present if p.summary is not None})
+    told = {peer.name: peer.summary for peer in present if peer.summary is not None}
+    return [*families.by_name.values(), *summary_families(told)]
 
 
 @contextmanager

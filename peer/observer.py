@@ -598,10 +598,7 @@ class Observer:
         if self._error is not None:
             raise self._error
 
-    def __aiter__(self) -> AsyncIterator[Change]:
-        return self._iterate()
-
-    async def _iterate(self) -> AsyncIterator[Change]:
+    async def __aiter__(self) -> AsyncIterator[Change]:
         """Yield every change since the last one that was yielded; raises if the connection has failed."""
         while True:
             change = await self._changes.get()

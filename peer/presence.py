@@ -331,6 +331,12 @@ class _Entry:
     def is_online(self) -> bool:
         return self.status is not None and self.status.state == "online"
 
+    @property
+    def has_its_card(self) -> bool:
+        """Whether card and status are known, and of the same session."""
+        card, status = self.card, self.status
+        return card is not None and status is not None and card.session == status.session
+
 
 class Roster:
     """The other peers of the swarm, from the cards, statuses and death notices that the broker delivers.
@@ -593,12 +599,7 @@ class Roster:
     def online_with_card(self) -> set[str]:
         """Return the peers that are online and have published the card of their session."""
         return {
-            peer
-            for peer, entry in self._entries.items()
-            if entry.is_online
-            and entry.card
-            and entry.status
-            and entry.card.session == entry.status.session
+            peer for peer, each in self._entries.items() if each.is_online and each.has_its_card
         }
 
     def told_to_stop(self) -> set[str]:
@@ -616,11 +617,7 @@ class Roster:
         Looked for among these names, and among peers that are online.
         """
         online = (peer for peer, entry in self._entries.items() if entry.is_online)
-        complete = {
-            peer
-            for peer, entry in self._entries.items()
-            if entry.card and entry.status and entry.card.session == entry.status.session
-        }
+        complete = {peer for peer, entry in self._entries.items() if entry.has_its_card}
         return sorted({*names, *online} - complete - {self.peer})
 
     def session_start(self, peer: str) -> float | None:
@@ -687,9 +684,9 @@ class Roster:
         """Return the events that announce a peer, once its card and its status are of the same session."""
         entry = self._entry(peer)
         card, status = entry.card, entry.status
-        if card is None or status is None or status.state != "online":
+        if card is None or status is None or not (entry.is_online and entry.has_its_card):
             return []
-        if card.session != status.session or entry.dead_session == status.session:
+        if entry.dead_session == status.session:
             return []
         events: list[Event] = []
         former, announced = card.former, entry.announced_session

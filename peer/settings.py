@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from math import inf
 from typing import Annotated, Final, Literal
@@ -323,7 +324,7 @@ class Settings(DeviceSettings, ProtectionSettings, CredentialSettings):
     """Whether this process replaces another device of the same name that may still be running; see
     join --replace."""
 
-    @property
+    @cached_property  # read several times in every turn of the gossip loop
     def watched(self) -> frozenset[str] | None:
         """The peers whose cards and statuses this peer follows: its neighbours, on a graph; None for all.
 

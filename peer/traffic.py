@@ -196,26 +196,14 @@ class Privacy:
 class Compression:
     """Compression of a peer's messages, and the rule by which it skips messages with little change (drift).
 
-    entries: per partial model, its parameters; see schema_entries. sizes: its number of values.
-    exact: models of which every push is made, at full precision.
+    Call `set_models` before anything is sent.
     """
 
-    def __init__(
-        self,
-        name: str,
-        settings: Settings,
-        entries: Mapping[str, Sequence[SchemaEntry]],
-        sizes: Mapping[str, int],
-        exact: Collection[str] = (),
-    ) -> None:
-        self._settings = settings
+    def __init__(self, name: str, settings: Settings) -> None:
+        self._name, self._settings = name, settings
+        self._is_checked = False
         with peer_errors(name):
-            pipeline = None if settings.compress is None else parse(settings.compress)
-            shapes = _shapes(entries, sizes)
-            if pipeline is not None and shapes:
-                _require_one_fit(pipeline.check_shapes, shapes)
-            self.links = Links(pipeline)
-            self.set_models(entries, sizes, exact)
+            self.links = Links(None if settings.compress is None else parse(settings.compress))
             self.drift()
 
     def set_models(
@@ -224,18 +212,22 @@ class Compression:
         sizes: Mapping[str, int],
         exact: Collection[str] = (),
     ) -> None:
-        """Compress these partial models from now on, except those of `exact`."""
-        self._exact = frozenset(exact)
-        self.links.set_models(_shapes(entries, sizes), exact)
+        """Compress these partial models from now on; PeerError if none of the first ones can be.
 
-    def is_exact(self, model: str) -> bool:
-        """Return whether every push of a model is made, at full precision."""
-        return model in self._exact
+        entries: per partial model, its parameters; see schema_entries. sizes: its number of values.
+        exact: models of which every push is made, at full precision.
+        """
+        shapes = _shapes(entries, sizes)
+        if self.links.pipeline is not None and shapes and not self._is_checked:
+            with peer_errors(self._name):
+                _require_one_fit(self.links.pipeline.check_shapes, shapes)
+        self._is_checked = True
+        self.links.set_models(shapes, exact)
 
     def drift(self) -> Drift | None:
         """Return a new drift rule, which skips pushes of models that have changed little; None if not set."""
         bound = self._settings.drift
-        return None if bound is None else Drift(bound, self.links.traffic, self.is_exact)
+        return None if bound is None else Drift(bound, self.links.traffic, self.links.is_exact)
 
     def sent(self, message: Message, buffers: Sequence[Buffer]) -> None:
         """Count the bytes of a compressed message that is sent."""
@@ -417,7 +409,7 @@ class Dispatch:
         """Return the dtype of a message's values: wider than usual only if they would overflow."""
         if not isinstance(message, Give) or message.packed is not None:
             return self._dtype
-        exact = self._compression.is_exact(message.model)
+        exact = self._compression.links.is_exact(message.model)
         dtype: WireDtype = "float32" if exact and self._dtype == "float16" else self._dtype
         return sufficient_dtype(message.value, dtype)
 

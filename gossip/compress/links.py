@@ -178,7 +178,11 @@ class Links:
 
     def compresses(self, model: str) -> bool:
         """Return whether values of a model are compressed."""
-        return self.pipeline is not None and model not in self._exact
+        return self.pipeline is not None and not self.is_exact(model)
+
+    def is_exact(self, model: str) -> bool:
+        """Return whether every push of a model is made, at full precision."""
+        return model in self._exact
 
     def pack(
         self, model: str, receiver: str, session: str, value: Array, rng: np.random.Generator

@@ -154,7 +154,8 @@ def test_a_message_of_which_every_copy_is_damaged_arrives(run):
 
 
 def dispatch() -> Dispatch:
-    counted = SimpleNamespace(sent=lambda *_: None, is_exact=lambda _: False)
+    links = SimpleNamespace(is_exact=lambda _: False)
+    counted = SimpleNamespace(sent=lambda *_: None, links=links)
     return Dispatch("a", {"v": "0" * 16}, "float32", counted, NullSecurity("a"))  # type: ignore[arg-type]
 
 
