@@ -31,7 +31,6 @@ from ..models import (
     ModelError,
     ModelGraph,
     OptimizerFactory,
-    ProximalLearner,
     SgdLearner,
     SlicedNetwork,
     SliceSpec,
@@ -292,7 +291,8 @@ class Swarm:
             loss = find_loss(training.loss)
         options: dict[str, Any] = {
             "batch": training.batch, "reduction": training.reduction, "rate": training.rate,
-            "optimizer": optimizer, "scheduler": scheduler, "loss": loss, "metrics": self._metrics,
+            "optimizer": optimizer, "scheduler": scheduler, "proximal": training.proximal, "loss": loss,
+            "metrics": self._metrics,
             "seed": int(seeded_rng(config.seed, "order", index).integers(2**31)),
         }  # fmt: skip
         if self._streams is not None:
@@ -312,10 +312,10 @@ class Swarm:
             )
         with self._error_context("training.prior"):
             learner.log_prior = self._log_prior(index)
-        wrapped = ProximalLearner(learner, training.proximal) if training.proximal else learner
+        trained = learner
         if config.fednp is not None:
-            wrapped = self._fednp_learner(learner, index, len(train))
-        return Member(str(index), self.task_name(index), len(train), wrapped)
+            trained = self._fednp_learner(learner, index, len(train))
+        return Member(str(index), self.task_name(index), len(train), trained)
 
     def _stream_member(
         self, index: int, network: SlicedNetwork, task: Task, options: dict[str, Any]
@@ -341,8 +341,7 @@ class Swarm:
             learner = LoaderLearner(
                 network, train, test, local_samples=local, prepare=prepare, **options
             )
-        wrapped = ProximalLearner(learner, training.proximal) if training.proximal else learner
-        return Member(str(index), self.task_name(index), count or local, wrapped)
+        return Member(str(index), self.task_name(index), count or local, learner)
 
     def _refuse_with_streams(self) -> None:
         """Raise if a key needs all samples of a peer, which are not in memory."""
