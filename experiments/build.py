@@ -31,7 +31,6 @@ from ..models import (
     ModelError,
     ModelGraph,
     OptimizerFactory,
-    ProximalLearner,
     SgdLearner,
     SlicedNetwork,
     SliceSpec,
@@ -291,7 +290,8 @@ class Swarm:
             loss = find_loss(training.loss)
         options: dict[str, Any] = {
             "batch": training.batch, "reduction": training.reduction, "rate": training.rate,
-            "optimizer": optimizer, "scheduler": scheduler, "loss": loss, "metrics": self._metrics,
+            "optimizer": optimizer, "scheduler": scheduler, "proximal": training.proximal, "loss": loss,
+            "metrics": self._metrics,
             "seed": int(seeded_rng(config.seed, "order", index).integers(2**31)),
         }  # fmt: skip
         if self._streams is not None:
@@ -311,10 +311,10 @@ class Swarm:
             )
         with self._error_context("training.prior"):
             learner.log_prior = self._log_prior(index)
-        wrapped = ProximalLearner(learner, training.proximal) if training.proximal else learner
+        trained = learner
         if config.fednp is not None:
-            wrapped = self._fednp_learner(learner, index, len(train))
-        return Member(str(index), self.task_name(index), len(train), wrapped)
+            trained = self._fednp_learner(learner, index, len(train))
+        return Member(str(index), self.task_name(index), len(train), trained)
 
     def _stream_member(
         self, index: int, network: SlicedNetwork, task: Task, options: dict[str, Any]
@@ -340,8 +340,7 @@ class Swarm:
             learner = LoaderLearner(
                 network, train, test, local_samples=local, prepare=prepare, **options
             )
-        wrapped = ProximalLearner(learner, training.proximal) if training.proximal else learner
-        return Member(str(index), self.task_name(index), count or local, wrapped)
+        return Member(str(index), self.task_name(index), count or local, learner)
 
     def _log_prior(self, index: int) -> torch.Tensor | None:
         """Return what one peer adds to its outputs; only "auto" looks at the labels of other peers."""

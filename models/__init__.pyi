@@ -27,7 +27,6 @@ from .learner import GradientTerm as GradientTerm
 from .learner import Learner as Learner
 from .learner import NewSamples as NewSamples
 from .learner import PeerCountAware as PeerCountAware
-from .learner import ProximalLearner as ProximalLearner
 from .learner import SampleTaker as SampleTaker
 from .learner import Scorer as Scorer
 from .learner import SgdLearner as SgdLearner

@@ -1,4 +1,4 @@
-"""Learners, which train the network of a peer: the protocol, gradient descent, and FedProx's penalty."""
+"""Learners, which train the network of a peer: the protocol, and gradient descent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer.errors import hint_arguments
 
 from .discovery import run_once
-from .errors import ModelError
+from .errors import ModelError, check_number
 from .metrics import (
     LOSS_EXAMPLE,
     LOSSES,
@@ -166,6 +166,14 @@ class SgdLearner:
         torch.optim.lr_scheduler, a table of name and arguments (`{"name": "StepLR", "step_size": 30}`), or a
         function of the optimizer. It needs an optimizer of torch; `sgd`, `momentum` and `adam` are
         torch's then. ReduceLROnPlateau follows the mean loss of the samples trained on.
+    proximal
+        μ of FedProx's penalty for moving away from the last average (Li et al. 2020):
+
+            h(w) = F(w) + μ/2 · ‖w − w_t‖²,    w_t: the values when training began
+
+        Raise it when peers' data differ and their models diverge, lower it to learn faster. F is the mean
+        loss of a batch, also if `reduction` is `sum`. In `server` mode with one model of all cells this is
+        FedProx; in the other modes, and with partial models, w_t are the values after the last gossip.
     loss
         `cross-entropy` (the outputs are logits), `squared`, the name of a loss in torch.nn (`HuberLoss`), a
         table of name and arguments, or a function of (outputs, labels) that returns one number per sample.
@@ -210,6 +218,7 @@ class SgdLearner:
         rate: float = 0.1,
         optimizer: OptimizerFactory | NameOrTable | None = None,
         scheduler: SchedulerFactory | NameOrTable | None = None,
+        proximal: float = 0.0,
         loss: NameOrTable | Loss = "cross-entropy",
         right: IsCorrect | None = None,
         metrics: Sequence[str | Metric] = (),
@@ -227,6 +236,7 @@ class SgdLearner:
             raise ModelError(
                 f"rate {rate!r}: give a number of at least 0 (0 learns nothing), as in 0.1"
             )
+        check_number("the proximal term's strength", proximal, least=0)
         for given in (train, test):
             if not isinstance(given, tuple | list):
                 raise ModelError(
@@ -260,6 +270,7 @@ class SgdLearner:
         """The samples that only `score` uses."""
         self.samples, self.held_out = self._set_aside(*train), test
         self.local_samples, self.batch, self.reduction = local_samples, batch, reduction
+        self.proximal = proximal
         self.right, self.metrics = right, find_metrics(metrics)
         self.threshold = decision_threshold(self.loss)
         parameters = list(network.parameters.values())
@@ -370,6 +381,15 @@ class SgdLearner:
         """
         if not len(self.samples[1]):
             return Metrics()
+        if not self.proximal:
+            return self._train(steps)
+        start = self.network.flat.detach().clone()
+        strength = self.proximal * (self.batch if self.reduction == "sum" else 1)
+        with adding_to_gradient(self, lambda w: strength * (w - start)):
+            return self._train(steps)
+
+    def _train(self, steps: int) -> Metrics:
+        """Train as `train` does, with the optimizer as it is."""
         self.network.set_training()
         loss, correct, remaining = 0.0, 0.0, steps * self.local_samples
         while remaining:
@@ -557,7 +577,7 @@ def predicted_classes(learner: object, outputs: Tensor) -> Tensor:
     The largest output is the class; of a single output, 1 above the learner's threshold and 0 below. With a
     log-prior, which only some learners have, it is added first.
     """
-    sgd = _inner_sgd(learner)
+    sgd = learner if isinstance(learner, SgdLearner) else None
     if outputs.shape[1] == 1:
         return (outputs[:, 0] > (0.5 if sgd is None else sgd.threshold)).to(torch.int64)
     return (outputs if sgd is None else sgd.add_prior(outputs)).argmax(dim=1)
@@ -569,18 +589,12 @@ def predicted_scores(learner: object, outputs: Tensor) -> Tensor:
     A probability if the learner's loss is cross-entropy, or BCEWithLogitsLoss of a single output; else the
     class's output (the only one, if there is one).
     """
-    sgd = _inner_sgd(learner)
+    sgd = learner if isinstance(learner, SgdLearner) else None
     if sgd is not None and outputs.shape[1] == 1 and not sgd.threshold:
         return torch.sigmoid(outputs[:, 0].abs())
     if sgd is not None and sgd.loss is cross_entropy:
         return torch.softmax(sgd.add_prior(outputs), dim=1).amax(dim=1)
     return outputs.amax(dim=1)
-
-
-def _inner_sgd(learner: object) -> SgdLearner | None:
-    """Return the SgdLearner that a learner is or wraps; None for other learners."""
-    learner = getattr(learner, "_learner", learner)
-    return learner if isinstance(learner, SgdLearner) else None
 
 
 def _is_plain(value: Any) -> bool:
@@ -725,76 +739,3 @@ def adding_to_gradient(learner: SgdLearner, term: GradientTerm) -> Iterator[None
         yield
     finally:
         learner.optimizer = optimizer
-
-
-class ProximalLearner:
-    """A learner with FedProx's penalty for moving away from the last average (Li et al. 2020).
-
-        h(w) = F(w) + μ/2 · ‖w − w_t‖²,    w_t: the values when training began
-
-    In `server` mode with one model of all cells this is FedProx. In the other modes, and with partial models,
-    the penalty is the same, but w_t are the values after the last gossip.
-
-    mu
-        The strength μ. Raise it when peers' data differ and their models diverge, lower it to learn faster.
-        F is the mean loss of a batch, also if the learner's reduction is `sum`.
-    """
-
-    def __init__(self, learner: SgdLearner, mu: float):
-        if not 0 <= mu < float("inf"):
-            raise ModelError(f"the proximal term's strength must be 0 or more, not {mu}")
-        self.network, self._learner = learner.network, learner
-        self._strength = mu * (learner.batch if learner.reduction == "sum" else 1)
-
-    def train(self, steps: int) -> Metrics:
-        """Train the wrapped learner with the penalty."""
-        start = self.network.flat.detach().clone()
-        with adding_to_gradient(self._wrapped(), lambda w: self._strength * (w - start)):
-            return self._learner.train(steps)
-
-    def test(self) -> Metrics:
-        """Test the wrapped learner."""
-        return self._wrapped().test()
-
-    def score(self, values: Mapping[str, Tensor | np.ndarray[Any, Any]]) -> float:
-        """Score values with the wrapped learner, without the penalty."""
-        return self._wrapped().score(values)
-
-    def test_samples(self) -> tuple[Tensor, Tensor]:
-        """Test the wrapped learner, sample by sample."""
-        return self._wrapped().test_samples()
-
-    @property
-    def data(self) -> Callable[[], NewSamples | None] | None:
-        """The function that returns new samples; see SampleTaker."""
-        return self._learner.data
-
-    @data.setter
-    def data(self, data: Callable[[], NewSamples | None] | None) -> None:
-        self._learner.data = data
-
-    @property
-    def window(self) -> int | None:
-        """How many training samples are kept, the newest; None for all."""
-        return self._learner.window
-
-    @window.setter
-    def window(self, window: int | None) -> None:
-        self._learner.window = window
-
-    def add_samples(self, inputs: Tensor, labels: Tensor) -> None:
-        """Add training samples to the wrapped learner's."""
-        self._wrapped().add_samples(inputs, labels)
-
-    def state(self) -> dict[str, Any]:
-        """Return the state of the wrapped learner; the penalty has no state between two trainings."""
-        return self._learner.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
-        self._learner.restore(state)
-
-    def _wrapped(self) -> SgdLearner:
-        """Return the wrapped learner, after giving it this object's network, which callers may replace."""
-        self._learner.network = self.network
-        return self._learner

@@ -411,10 +411,10 @@ class SharingMember:
 
 def check_learner(learner: object) -> SgdLearner:
     """Return the learner if it can take part in deciding; otherwise raise ModelError."""
-    if type(learner) is not SgdLearner:
+    if type(learner) is not SgdLearner or learner.proximal:
         raise ModelError(
-            f"deciding what to share needs learners with a loss per sample (SgdLearner), not "
-            f"{type(learner).__name__}"
+            "deciding what to share needs learners with a loss per sample (SgdLearner without a proximal "
+            f"term), not {type(learner).__name__}"
         )
     return learner
 

@@ -670,6 +670,8 @@ def _group_of(learner: Learner) -> GroupSpec:
         return GroupSpec(type(learner), stackable=False)
     if not len(learner.samples[1]):
         return GroupSpec(NO_SAMPLES, stackable=False)
+    if learner.proximal:
+        return GroupSpec("a proximal term", stackable=False)
     rule, module = read_rule(learner), learner.network.module
     if rule is None:
         return GroupSpec("an optimizer that cannot be stacked", stackable=False)

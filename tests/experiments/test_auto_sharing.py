@@ -16,7 +16,6 @@ from gossamer.experiments.data import load
 from gossamer.models import (
     ModelError,
     ModelGraph,
-    ProximalLearner,
     SgdLearner,
     SlicedNetwork,
     average,
@@ -270,9 +269,10 @@ def test_it_says_why_it_will_not_decide(peers: int, samples: int, reason: str) -
 
 
 def test_what_it_cannot_work_with_is_refused() -> None:
-    wrapped = [ProximalLearner(member, 0.1) for member in learners(permuted=False, peers=4)]
+    members = learners(permuted=False, peers=4)
+    members[0].proximal = 0.1
     with pytest.raises(ModelError, match="loss per sample"):
-        Arena(wrapped, sharing=AutoSharing())
+        Arena(members, sharing=AutoSharing())
     members = learners(permuted=False, peers=4)
     network = SlicedNetwork(mlp("64=20=10"), {"all": 1.0}, peer="other", rest=None)
     members[0] = SgdLearner(network, members[0].samples, members[0].held_out)

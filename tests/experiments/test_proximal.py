@@ -15,7 +15,7 @@ from gossamer.experiments.federated import Client, RoundContext
 from gossamer.experiments.federated.fedavg import FedAvg, FedProx
 from gossamer.experiments.live.layout import plan
 from gossamer.gossip import MemoryBroker, MemoryTransport
-from gossamer.models import ModelError, ProximalLearner, SgdLearner
+from gossamer.models import ModelError, SgdLearner
 from gossamer.peer import BrokerAddress, Peer
 
 torch.set_num_threads(1)
@@ -27,7 +27,8 @@ def test_two_steps_by_hand():
     w, mu = values(client), 0.9
     y = w - RATE * gradient(w, *data(client))
     y = y - RATE * (gradient(y, *data(client)) + mu * (y - w))
-    ProximalLearner(client.learner, mu).train(2)
+    client.learner.proximal = mu
+    client.learner.train(2)
     np.testing.assert_allclose(values(client), y, rtol=1e-12, atol=1e-12)
 
 
@@ -35,13 +36,15 @@ def test_a_sum_of_losses_is_pulled_as_its_mean_is():
     mean, total = make_clients((6,), batch=3)[0], make_clients((6,), batch=3, rate=RATE / 3)[0]
     total.learner.reduction = "sum"
     for client in (mean, total):
-        ProximalLearner(client.learner, 0.5).train(2)
+        client.learner.proximal = 0.5
+        client.learner.train(2)
     np.testing.assert_allclose(values(mean), values(total), rtol=1e-9, atol=1e-9)
 
 
 def test_the_pull_starts_anew_where_averaging_left_the_network():
     client = make_clients((5,))[0]
-    learner = ProximalLearner(client.learner, 5.0)
+    learner = client.learner
+    learner.proximal = 5.0
     learner.train(1)
     moved = torch.full((SIZE,), 0.25, dtype=torch.float64)
     learner.network.flat.copy_(moved)
@@ -54,8 +57,9 @@ def test_the_pull_starts_anew_where_averaging_left_the_network():
 
 @pytest.mark.parametrize("mu", [-0.1, float("nan"), float("inf")])
 def test_a_strength_out_of_range_is_refused(mu):
-    with pytest.raises(ModelError, match="must be 0 or more"):
-        ProximalLearner(make_clients((5,))[0].learner, mu)
+    plain = make_clients((5,))[0].learner
+    with pytest.raises(ModelError, match="it must be finite, 0 or more"):
+        SgdLearner(plain.network, plain.samples, plain.held_out, proximal=mu)
     with pytest.raises(ConfigError, match=r"key 'training.proximal'"):
         parse_config({"training": {"proximal": mu}})
 

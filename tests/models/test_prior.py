@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from gossamer.models import (
     ModelError,
-    ProximalLearner,
     SgdLearner,
     SlicedNetwork,
     class_correlation,
@@ -193,12 +192,6 @@ def test_a_prior_can_be_set_and_removed_later() -> None:
     assert learner.test() == make(log_prior=PRIOR).test() != plain.test()
     learner.log_prior = None
     assert learner.test() == plain.test()
-
-
-def test_a_wrapped_learner_keeps_its_prior() -> None:
-    wrapped, plain = ProximalLearner(make(log_prior=PRIOR), 0.0), make(log_prior=PRIOR)
-    assert wrapped.train(2) == plain.train(2)
-    assert wrapped.test() == plain.test()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from gossamer.models import (
     LoneTwin,
     Metrics,
     ModelError,
-    ProximalLearner,
     SgdLearner,
     SlicedNetwork,
     SwarmGain,
@@ -62,7 +61,7 @@ LEARNERS: dict[str, Callable[[], Learner]] = {
     "plain": sgd,
     "momentum": lambda: sgd(optimizer=lambda p: torch.optim.SGD(p, 0.05, momentum=0.9)),
     "adam": lambda: sgd(optimizer=lambda p: Adam(p, 0.01)),
-    "proximal": lambda: ProximalLearner(sgd(), 0.1),
+    "proximal": lambda: sgd(proximal=0.1),
     "batch norm": lambda: sgd(module=normed()),
     "associative": associator,
 }

@@ -12,7 +12,7 @@ import torch
 from learner_kit import make_learner
 from peer_kit import Still, begin
 
-from gossamer.models import ModelError, ProximalLearner, SgdLearner
+from gossamer.models import ModelError, SgdLearner
 from gossamer.peer import Engine, PeerError, Settings
 
 
@@ -143,9 +143,10 @@ def test_a_data_function_is_called_between_rounds_and_its_errors_are_survived(ca
 
 def test_a_learner_with_a_penalty_takes_samples_too(tmp_path):
     write(tmp_path, "a.npz")
-    inner = make_learner("ann", samples=0)
-    engine_of(tmp_path, ProximalLearner(inner, 0.1), window=3).train()
-    assert numbers(inner) == [1, 2, 3]
+    learner = make_learner("ann", samples=0)
+    learner.proximal = 0.1
+    engine_of(tmp_path, learner, window=3).train()
+    assert numbers(learner) == [1, 2, 3]
 
 
 def test_samples_of_another_kind_change_nothing():
