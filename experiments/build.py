@@ -419,7 +419,7 @@ class Swarm:
     def _inputs(self, samples: Samples) -> torch.Tensor:
         """Return the network's inputs: flat features for a perceptron, else samples in their own shape."""
         network = self._named_network
-        inputs = samples.flat() if network is None else network.inputs(samples)
+        inputs = samples.flat() if network is None else network.order(samples.x)
         dtype = getattr(torch, self.config.training.dtype)
         return inputs.to(dtype) if inputs.is_floating_point() else inputs
 

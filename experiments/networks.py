@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gossamer.entry import EntryError, describe_error, import_from, load_entry
 
 from ..models import READY_NETWORKS, Anatomy, ModelError, discover_or_one_cell
-from .data import Dataset, Samples
+from .data import Dataset
 
 
 def find_function(name: str, folder: Path | None = None) -> Callable[..., Any]:
@@ -100,10 +100,10 @@ class NamedNetwork:
         self._name, self._options = name, dict(options or {})
         self._function = find_function(name, folder)
         self._shape, self._classes = tuple(data.train.x.shape[1:]), data.classes
-        module = self.make()  # before `inputs`, whose error for a wrong shape would be less clear
+        module = self.make()  # before `order`, whose error for a wrong shape would be less clear
         # The module is run on two samples to find its parts. Only their shape matters, but a user's module
         # may fail on values that do not occur in the data.
-        example = self.inputs(data.train.take([0, 1]))
+        example = self.order(data.train.x[:2])
         self.anatomy: Anatomy = discover_or_one_cell(slices, module, example)
         _check_outputs(name, module, example)
 
@@ -114,10 +114,6 @@ class NamedNetwork:
             return make_module(
                 self._name, self._function, self._shape, self._classes, self._options
             )
-
-    def inputs(self, samples: Samples) -> Tensor:
-        """Return the network's inputs: samples in their own shape, except that `cnn1d` needs time last."""
-        return self.order(samples.x)
 
     def order(self, x: Tensor) -> Tensor:
         """Return inputs as the network expects them: see `order_dimensions`."""

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from ...models import ModelError
 from ..errors import ConfigError
+from ..page.history import natural_key
 from ..results import CHECKPOINT_FILE, atomic_path, find_run
 from . import console
 from .console import YesOrNo, command, load_torch
@@ -302,7 +303,7 @@ def network_files(paths: Sequence[Path], out: Path) -> list[Path]:
                 f"{path}: there is no network (*.safetensors) in this folder{why}; give the folder that "
                 "gossamer swarm or gossamer simulate --networks wrote"
             )
-        files += sorted(networks, key=lambda file: (len(file.stem), file.stem))  # 2 before 10
+        files += sorted(networks, key=lambda file: natural_key(file.stem))
     return files
 
 
@@ -436,7 +437,7 @@ class _Layers:
             tensors = [text] if text in shapes else sorted(n for n in shapes if _module(n) == text)
             if not tensors:
                 known = dict.fromkeys(
-                    _module(name) or name for name in sorted(shapes, key=_natural)
+                    _module(name) or name for name in sorted(shapes, key=natural_key)
                 )
                 raise ModelError(
                     f"{where} names {text!r}, which is not one of its layers: {_join(known)}"
@@ -500,7 +501,7 @@ class _Layers:
     def complete(self, order: Sequence[str]) -> list[str]:
         """Return the order with the file's other tensors added, each after the layer to which it belongs."""
         layers = self.weights_of(order)
-        missing = [name for name in sorted(self.shapes, key=_natural) if name not in order]
+        missing = [name for name in sorted(self.shapes, key=natural_key) if name not in order]
         if not layers:
             return missing
         tensors_of_layer = {layer: [layer] for layer in layers}
@@ -519,7 +520,7 @@ class _Layers:
                 return layer
         fitting = [layer for layer in layers if self.shapes[name] == self.shapes[layer][:1]]
         if preceding := [layer for layer in fitting if _precedes(layer, name)]:
-            return max(preceding, key=_natural)
+            return max(preceding, key=natural_key)
         if len(fitting) > 1:
             raise ModelError(
                 f"{self.file}: {name!r} may belong to any of the layers {_join(fitting)}; list it after its "
@@ -535,14 +536,6 @@ def _precedes(name: str, other: str) -> bool:
         if step != other_step:
             return step.isdecimal() and other_step.isdecimal() and int(step) < int(other_step)
     return False
-
-
-def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """Return a sort key that puts `layer.9` before `layer.10`."""
-    return [
-        (not step.isdecimal(), int(step) if step.isdecimal() else 0, step)
-        for step in name.split(".")
-    ]
 
 
 def _module(name: str) -> str:

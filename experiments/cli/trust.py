@@ -149,21 +149,21 @@ def revoke_command(
     owner: Path,
     swarm: str,
     peer: list[str] | None = None,
-    paper: list[str] | None = None,
+    invitation: Annotated[list[str] | None, typer.Option("--invitation", "--paper")] = None,
     file: Path | None = None,
     broker: str | None = None,
     connection: ConnectionOptions,
 ) -> None:
     """Exclude peers or invitations from the swarm: adds them to a signed list, and publishes the list.
 
-    Entries cannot be removed from the list. Without --peer and --paper the list is published unchanged,
+    Entries cannot be removed from the list. Without --peer and --invitation the list is published unchanged,
     for example after the broker has lost its retained messages.
 
     Args:
         owner: The owner's key file (gossamer keygen owner).
         swarm: The swarm's name.
         peer: A peer's name (label@id) or id; repeat for more.
-        paper: The number of an invitation or ticket; repeat for more.
+        invitation: The number of an invitation or ticket; repeat for more.
         file: The file of the list; SWARM.revocations in the folder of the owner's key if left out.
         broker: The address of the broker to which the list is published; if left out, the list is only
             written to the file.
@@ -174,10 +174,10 @@ def revoke_command(
     path = file or owner.parent / f"{swarm}.revocations"
     key = Identity.load(owner)
     revocations = Revocations.load(path, key.public, swarm)
-    if peer or paper:
-        revocations = revocations.add(peer or (), paper or ())
+    if peer or invitation:
+        revocations = revocations.add(peer or (), invitation or ())
     if revocations.number == 0:
-        raise ConfigError("revoke: nothing to revoke: give --peer or --paper")
+        raise ConfigError("revoke: nothing to revoke: give --peer or --invitation")
     data = revocations.sign(key, swarm)
     try:
         # The file is written before the list is published: its number must never be used for another list.

@@ -21,6 +21,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -43,7 +44,6 @@ from .live import PASSWORD_VARIABLE, ConnectionOptions, MetricsOptions
 if TYPE_CHECKING:
     from ...gossip import MqttTransport
     from ...peer import BrokerAddress, ObservedPeer, Observer, Problem, SwarmState, TimelineEvent
-    from ..page import Source
 
 REFRESH = 1.0
 """Seconds between two looks with --follow."""
@@ -165,7 +165,7 @@ def watch_command(
         raise ConfigError(
             f"{swarm}: a folder of results is played back without the name of a swarm"
         )
-    from ..page import PlaybackSource, RunFolder, read_folders
+    from ..page import PlaybackSource, RunFolder, read_folders, serve_page
 
     first, *others = read_folders([Path(what)])
     if not isinstance(first, RunFolder):
@@ -175,7 +175,7 @@ def watch_command(
         )
     if others:
         console.warn(f"{what}: holds {1 + len(others)} swarms; this is {first.path}")
-    _run(_page(lambda: PlaybackSource(first), host, port))
+    _run(serve_page(lambda: PlaybackSource(first), host=host, port=port, on_ready=_print_address))
 
 
 @command("lab", slow=True)
@@ -200,19 +200,23 @@ def lab_command(
     require_folder(out)
     from ..page import LAB_POLL_SECONDS, build_lab, serve
 
-    _run(serve(lambda doc: build_lab(doc, out), every=LAB_POLL_SECONDS, **_served(host, port)))
+    fill = partial(build_lab, results=out)
+    _run(serve(fill, every=LAB_POLL_SECONDS, host=host, port=port, on_ready=_print_address))
 
 
 def _watch_broker(
     url: str, swarm: str, connection: ConnectionOptions, owner: str | None, host: str, port: int
 ) -> None:
-    from ..page import POLL_SECONDS, LiveSource
+    from ...gossip import Address
+    from ..page import POLL_SECONDS, LiveSource, serve_page
 
     observer, transport = _observer(url, swarm, connection, owner)
 
     async def watch() -> None:
         async with _connected(observer, transport):
-            source = LiveSource(observer, _shown(url))
+            # Without user and password.
+            where = ", ".join(f"{each.host}:{each.port}" for each in Address.parse_all(url))
+            source = LiveSource(observer, where)
 
             async def follow() -> None:  # curves grow while no window is open
                 while True:
@@ -221,7 +225,7 @@ def _watch_broker(
 
             following = asyncio.create_task(follow(), name="follow the swarm")
             try:
-                await _page(lambda: source, host, port)
+                await serve_page(lambda: source, host=host, port=port, on_ready=_print_address)
             finally:
                 following.cancel()
 
@@ -258,27 +262,8 @@ def watching(
         page.wait()
 
 
-def _shown(url: str) -> str:
-    """Return a broker's address without user and password."""
-    from ...gossip import Address
-
-    return ", ".join(f"{each.host}:{each.port}" for each in Address.parse_all(url))
-
-
-def _page(make_source: Callable[[], Source], host: str, port: int) -> Coroutine[Any, Any, None]:
-    from ..page import serve_page
-
-    return serve_page(make_source, **_served(host, port))
-
-
-def _served(host: str, port: int) -> dict[str, Any]:
-    """How a page is served: with a token, unless only this machine can reach it."""
-    from ...peer import is_loopback
-
-    return {
-        "host": host, "port": port, "token": None if is_loopback(host) else secrets.token_urlsafe(16),
-        "on_ready": lambda url: console.say(f"page: {url}"),
-    }  # fmt: skip
+def _print_address(url: str) -> None:
+    console.say(f"page: {url}")
 
 
 def _run(page: Coroutine[Any, Any, None]) -> None:

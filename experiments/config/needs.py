@@ -78,15 +78,6 @@ def _uses_mode(case: Case) -> bool:
     return case.run != "lockstep" or bool(gossip.lossy_keys) or has_default_exchanges
 
 
-def _uses_tolerance(case: Case) -> bool:
-    gossip = case.config.gossip
-    return case.on_graph and gossip.mode == "rounds" and gossip.exchanges is None
-
-
-def _uses_fraction(case: Case) -> bool:
-    return case.run == "virtual" or (case.run == "live" and case.config.gossip.mode == "async")
-
-
 def _each(
     keys: str, reason: str, met: Callable[[Case], bool], reaction: Reaction = "warn"
 ) -> Iterator[Need]:
@@ -181,7 +172,11 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "gossip.tolerance",
         'it needs a topology, and mode = "rounds" without gossip.exchanges',
-        _uses_tolerance,
+        lambda case: (
+            case.on_graph
+            and case.config.gossip.mode == "rounds"
+            and case.config.gossip.exchanges is None
+        ),
     ),
     Need(
         "gossip.hostile",
@@ -192,7 +187,9 @@ NEEDS: tuple[Need, ...] = (
     Need(
         "gossip.fraction",
         'it needs a [time] table, or live peers in mode = "async"',
-        _uses_fraction,
+        lambda case: (
+            case.run == "virtual" or (case.run == "live" and case.config.gossip.mode == "async")
+        ),
     ),
     *_each(
         "gossip: "

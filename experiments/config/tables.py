@@ -5,6 +5,7 @@ A mistake in a file is a ConfigError of one line that names the file and the key
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
@@ -576,6 +577,29 @@ def read_table(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
 
 
+def flat_keys(table: Any, path: str = "") -> dict[str, str]:
+    """Return the keys of a table as dotted paths with their values as text, without empty ones."""
+    if isinstance(table, dict):
+        below = table.items()
+    elif isinstance(table, list) and any(isinstance(each, dict) for each in table):
+        below = enumerate(table)
+    elif table in (None, [], ""):
+        return {}
+    else:
+        return {path.rstrip("."): table if isinstance(table, str) else json.dumps(table)}
+    return {
+        key: text
+        for step, value in below
+        for key, text in flat_keys(value, f"{path}{step}.").items()
+    }
+
+
+def differing_key(one: Any, other: Any) -> str | None:
+    """Return the path of the first key in which two tables differ; None if they are equal."""
+    first, second = flat_keys(one), flat_keys(other)
+    return next((key for key in first | second if first.get(key) != second.get(key)), None)
+
+
 def require_table(table: object, source: str, reader: str) -> None:
     """Raise unless `table` is a dict; reader: the function that reads files, for the error message."""
     if not isinstance(table, dict):
@@ -647,7 +671,8 @@ def check_matching(config: Config, source: str) -> None:
                 f"{key}.width': is missing; fuse needs the common layout, at least as wide as the widest "
                 f"slice of {model.name!r}"
             )
-        if model.matching == "fuse" and not _has_common_start(config):
+        has_common_start = config.network.equal_starts or config.network.trained is not None
+        if model.matching == "fuse" and not has_common_start:
             raise ConfigError(
                 f"{key}.matching': fuse starts all peers from common values; set equal_starts = true, or "
                 "name the peers' trained networks in network.trained"
@@ -659,11 +684,6 @@ def check_matching(config: Config, source: str) -> None:
                     f"{key}.{name}': models.{first_number} says {getattr(first, name)!r} of the same model "
                     f"{model.name!r}; give both the same value"
                 )
-
-
-def _has_common_start(config: Config) -> bool:
-    """Return whether a fused model can start from the same values on all peers."""
-    return config.network.equal_starts or config.network.trained is not None
 
 
 def needs_matching(config: Config) -> bool:

@@ -17,7 +17,7 @@ from gossamer import __version__
 
 from ...gossip import ROOT, MqttTransport, TransportError, Will
 from ...peer import BrokerAddress, mqtt_transport
-from ..config.tables import Config, ConfigError
+from ..config.tables import Config, ConfigError, differing_key
 
 Record = dict[str, Any]
 
@@ -149,15 +149,3 @@ class HostPart:
 
     def _client(self, **options: Any) -> MqttTransport:
         return mqtt_transport(self._broker, f"host-{secrets.token_hex(6)}", **options)
-
-
-def differing_key(one: Any, other: Any, path: str = "") -> str | None:
-    """Return the path of the first key in which two configs differ; None if they are equal."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in [*one, *(key for key in other if key not in one)]:
-            if key not in one or key not in other:
-                return f"{path}{key}"
-            if found := differing_key(one[key], other[key], f"{path}{key}."):
-                return found
-        return None
-    return None if one == other else path.rstrip(".")

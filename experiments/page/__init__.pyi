@@ -4,9 +4,9 @@ from .history import History as History
 from .history import Observation as Observation
 from .lab import LAB_POLL_SECONDS as LAB_POLL_SECONDS
 from .lab import build_lab as build_lab
-from .live import LiveSource as LiveSource
 from .report import write_report as write_report
 from .server import POLL_SECONDS as POLL_SECONDS
+from .server import LiveSource as LiveSource
 from .server import PlaybackSource as PlaybackSource
 from .server import Source as Source
 from .server import build_page as build_page

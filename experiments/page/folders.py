@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...peer import label
+from ..config.tables import flat_keys
 from ..errors import ConfigError
 from ..results import (
     EVENTS_FILE,
@@ -78,7 +79,7 @@ class Folder:
     @cached_property
     def settings(self) -> dict[str, str]:
         """The config's keys as dotted paths with their values as text, without empty ones."""
-        return dict(_flat(self.config))
+        return flat_keys(self.config)
 
     @cached_property
     def changed(self) -> dict[str, str]:
@@ -381,7 +382,8 @@ def _read_run(folder: Path, shown: Path, info: Record | None = None) -> RunFolde
     origin = min(r["time"] for r in records) if live else 0.0
     observations = [_observation(r, origin if live else None) for r in records]
     observations.sort(key=lambda seen: seen.time)
-    ends = _time_of_rounds(observations)
+    # When the last peer had reached each round.
+    ends = {seen.round: seen.time for seen in observations if seen.round is not None}
     events = [*_decisions(folder, ends)]
     if live:
         events += _live_events(folder, origin, observations)
@@ -431,11 +433,6 @@ def _facts(folder: Path, records: Sequence[Record]) -> dict[str, Record]:
     for name, peer in peers.items():
         peer["group"] = groups[name]
     return peers
-
-
-def _time_of_rounds(observations: Sequence[Observation]) -> dict[int, float]:
-    """When the last peer had reached each round."""
-    return {seen.round: seen.time for seen in observations if seen.round is not None}
 
 
 def _decisions(folder: Path, time_of_round: Mapping[int, float]) -> Iterator[Event]:
@@ -491,17 +488,6 @@ def _live_events(
             text = f"{'' if ended == 'left' else ended}: {report.get('reason', '')}".strip(": ")
             # A network's report has no time; its peer's last record is a moment older.
             yield Event(last[peer], "left", peer, text)
-
-
-def _flat(table: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(table, Mapping):
-        for key, value in table.items():
-            yield from _flat(value, f"{prefix}{key}.")
-    elif isinstance(table, list) and any(isinstance(each, Mapping) for each in table):
-        for index, value in enumerate(table):
-            yield from _flat(value, f"{prefix}{index}.")
-    elif table not in (None, [], {}, ""):
-        yield prefix.rstrip("."), table if isinstance(table, str) else json.dumps(table)
 
 
 def _read_study(folder: Path, shown: Path) -> StudyFolder:

@@ -118,7 +118,7 @@ class PeerState:
     bytes_to: Mapping[str, int] = field(default_factory=dict)
     gain: float = nan
     checked: str = ""
-    models: tuple[str, ...] = ()
+    models: Sequence[str] = ()
     disagreement: dict[str, float] = field(default_factory=dict)
     spread: float = nan
     """Only in the lab, which shows how a value that one peer starts with spreads by averaging: this peer's
@@ -160,11 +160,7 @@ class History:
         peer = self.peers.setdefault(observation.peer, PeerState(observation.peer))
         self.now = max(self.now, observation.time)
         peer.last_seen = observation.time
-        if isfinite(observation.accuracy):
-            peer.accuracy = observation.accuracy
-            peer.curve.add(observation.time, observation.accuracy)
-        peer.loss = observation.loss if isfinite(observation.loss) else peer.loss
-        peer.gain = observation.gain if isfinite(observation.gain) else peer.gain
+        peer.curve.add(observation.time, observation.accuracy)
         peer.disagreement |= observation.disagreement
         peer.metrics |= {
             name: value for name, value in observation.metrics.items() if isfinite(value)
@@ -176,11 +172,13 @@ class History:
             is_restarted = observation.bytes < peer.process_bytes
             peer.bytes += observation.bytes - (0 if is_restarted else peer.process_bytes)
             peer.process_bytes = observation.bytes
-        for name in ("round", "state", "reason", "group", "checked"):
-            if (value := getattr(observation, name)) is not None:
+        for name in (
+            *("accuracy", "loss", "gain"),
+            *("round", "state", "reason", "group", "checked", "models"),
+        ):
+            value = getattr(observation, name)
+            if value is not None and not (isinstance(value, float) and not isfinite(value)):
                 setattr(peer, name, value)
-        if observation.models is not None:
-            peer.models = tuple(observation.models)
         peer.bytes_to = observation.bytes_to or peer.bytes_to
         if observation.neighbours is not None:
             self.connect(observation.peer, observation.neighbours)

@@ -98,7 +98,13 @@ class PeerMap:
             text_color=INK, text_font_size="11px", text_align="center", text_baseline={"field": "baseline"},
             y_offset={"field": "offset", "transform": fit}, nonselection_text_alpha=0.3,
         )  # fmt: skip
-        plot.add_tools(_hover(nodes), bk.TapTool(renderers=[nodes]))
+        tips = [
+            ("peer", "@peer"), ("group", "@group"), ("state", "@state @reason"), ("round", "@round"),
+            ("accuracy", "@accuracy{0.000}"), ("MB sent", "@mb{0,0.0}"),
+        ]  # fmt: skip
+        plot.add_tools(
+            bk.HoverTool(renderers=[nodes], tooltips=tips), bk.TapTool(renderers=[nodes])
+        )
         fills: list[Any] = [by_accuracy, {"field": "colour"}]
         self._bar = _colour_bar(self._mapper, "accuracy")
         bars: list[Model] = [self._bar]
@@ -269,14 +275,6 @@ def _colour_bar(mapper: Model, title: str) -> Model:
         **text_style("title"), **text_style("major_label"), background_fill_alpha=0, padding=4,
         bar_line_color=None,
     )  # fmt: skip
-
-
-def _hover(renderer: Any) -> Model:
-    tips = [
-        ("peer", "@peer"), ("group", "@group"), ("state", "@state @reason"), ("round", "@round"),
-        ("accuracy", "@accuracy{0.000}"), ("MB sent", "@mb{0,0.0}"),
-    ]  # fmt: skip
-    return bk.HoverTool(renderers=[renderer], tooltips=tips)
 
 
 def models_text(names: Iterable[str]) -> str:

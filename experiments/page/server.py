@@ -1,6 +1,7 @@
 """Serves a page about a swarm on this machine: a Bokeh server that only reads.
 
-A page polls its `Source` once a second and draws what has changed. Every browser window has its own figures.
+A page polls its `Source` once a second and draws what has changed: a finished run that is played back, or a
+running swarm, from what its peers publish on the broker. Every browser window has its own figures.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import secrets
 import socket
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from math import nan
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, get_args
 
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.document import Document
-from bokeh.server.auth_provider import AuthProvider
+from bokeh.server.auth_provider import NullAuth
 from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
 from bokeh.server.util import bind_sockets
@@ -24,14 +28,17 @@ from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 from tornado.web import HTTPError, RequestHandler
 
-from ...peer import is_loopback
+from ...peer import ObservedPeer, Observer, TimelineEvent, is_loopback, label
 from ..errors import ConfigError
 from .figures import Panels
 from .folders import Playback, RunFolder
-from .history import History
+from .history import Event, History, Kind, Observation, group_peers, natural_key
 from .style import TEMPLATE, WIDGET_STYLE, Section, bk, variables
 
 POLL_SECONDS = 1.0
+LEAST_PAUSE = 0.5
+"""Seconds between two looks at the observer: several browser windows share one history."""
+_KINDS = frozenset(get_args(Kind))
 PLAY_SECONDS = 20.0
 """How long the playback of a whole run takes."""
 REFUSED_LINE = (
@@ -115,6 +122,124 @@ class PlaybackSource:
         return " ".join(self._run.problems)
 
 
+class LiveSource:
+    """Turns the records of an `Observer` into a history; publishes nothing.
+
+    where: the broker's address, for the page's heading. wall: the wall clock.
+    """
+
+    controls: Any = None
+    whole: History | None = None
+
+    def __init__(self, observer: Observer, where: str, wall: Callable[[], float] = time.time):
+        self._observer, self._wall = observer, wall
+        swarm = observer.swarm.swarm
+        self.title, self.subtitle = swarm, f"live at {where}"
+        self._history = History(swarm, "seconds watched", origin=wall())
+        self._looked = float("-inf")
+        self._applied: dict[str, ObservedPeer] = {}
+        self._last_event: TimelineEvent | None = None
+
+    @property
+    def history(self) -> History:
+        """What is known now."""
+        return self._history
+
+    def poll(self) -> str:
+        """Apply what is new; return what is wrong with the connection or the swarm, if anything."""
+        now = self._wall()
+        if now - self._looked >= LEAST_PAUSE:
+            self._looked = now
+            self._apply(now)
+        return self._problem()
+
+    def _apply(self, now: float) -> None:
+        history, state = self._history, self._observer.swarm
+        origin = history.origin or 0.0
+        for name, peer in sorted(state.peers.items(), key=lambda item: natural_key(item[0])):
+            if self._applied.get(name) is not peer:
+                self._applied[name] = peer
+                history.apply(observation(peer, now - origin, origin))
+        # After the records: an event names the reason, and its peer must be known.
+        for event in self._new_events():
+            kind: Any = event.kind if event.kind in _KINDS else "note"
+            history.add_to_timeline(Event(event.time - origin, kind, label(event.peer), event.text))
+        models = {name: peer.models for name, peer in history.peers.items()}
+        groups = group_peers(dict.fromkeys(models, ""), models)
+        for name, peer in history.peers.items():
+            peer.group = groups[name]
+        history.sample(now - origin)
+
+    def _new_events(self) -> list[TimelineEvent]:
+        """The events that were noticed since the last call, in the order of their times."""
+        new: list[TimelineEvent] = []
+        for event in reversed(self._observer.swarm.timeline):
+            if event is self._last_event:
+                break
+            new.append(event)
+        if new:
+            self._last_event = new[0]
+        return sorted(new, key=lambda event: event.time)
+
+    def _problem(self) -> str:
+        observer, state = self._observer, self._observer.swarm
+        if not observer.connected:
+            why = observer.connection_problem
+            return (
+                f"the broker is not connected{': ' * bool(why)}{why}; this is what was known before"
+            )
+        if not state.peers:
+            return f"no peer of swarm {state.swarm} is on this broker yet; is that its name?"
+        if not state.summaries:
+            return (
+                "no peer has published a summary: they run an older version of gossamer, or have only just "
+                "started; only who is there can be shown"
+            )
+        return ""
+
+
+def observation(peer: ObservedPeer, now: float, origin: float) -> Observation:
+    """What a peer's record says. now: the time on the page's axis. origin: the wall clock's time at 0."""
+    summary = peer.summary
+    heard = now if peer.last_heard is None else peer.last_heard - origin
+    checked = "" if peer.checked == "unsigned" else peer.checked
+    common: dict[str, Any] = {
+        "state": state_of(peer), "reason": peer.problem or peer.reason, "models": peer.models,
+        "checked": checked,
+    }  # fmt: skip
+    if summary is None:
+        return Observation(label(peer.name), heard, **common)
+    accuracy = _metric(summary.metrics, "accuracy")
+    neighbours = [label(name) for name in summary.neighbours]
+    return Observation(
+        label(peer.name), heard, round=summary.round, accuracy=accuracy,
+        loss=_metric(summary.metrics, "loss"), bytes=summary.sent_bytes,
+        metrics={n: v for n, v in summary.named_metrics.items() if v is not None},
+        neighbours=neighbours,
+        bytes_to=dict(zip(neighbours, summary.neighbour_bytes, strict=False)),
+        disagreement={
+            name: model.disagreement
+            for name, model in summary.models.items()
+            if model.disagreement is not None
+        },
+        gain=accuracy - _metric(summary.metrics, "alone_accuracy"), **common,
+    )  # fmt: skip
+
+
+def state_of(peer: ObservedPeer) -> str:
+    """A peer's state in one word: what it does, or why it does not take part."""
+    if peer.checked in ("refused", "revoked"):
+        return "refused"
+    if peer.presence != "online":
+        return peer.presence
+    return peer.summary.state.replace("_", " ") if peer.summary is not None else peer.phase
+
+
+def _metric(metrics: Mapping[str, float | None], name: str) -> float:
+    value = metrics.get(name)
+    return nan if value is None else value
+
+
 def build_page(doc: Any, source: Source) -> Callable[[], None]:
     """Fill a Bokeh document with the page of a source; returns the function that brings it up to date."""
     section = Section("")
@@ -166,15 +291,15 @@ async def serve(
 
     fill: fills the document of a browser window, and returns the function that brings it up to date, which
         is called `every` so many seconds. port: 0 chooses a free one. token: what the address
-        must have to be answered; needed unless `host` is this machine's loopback. on_ready: called with the
-        address.
+        must have to be answered; a random one if left out and others than this machine can reach `host`.
+        on_ready: called with the address.
     """
     # A window that is closed leaves its updates of the next seconds without a receiver, which is no news.
     logging.getLogger("bokeh.server.views.ws").setLevel(logging.ERROR)
     for name in ("bokeh.server.protocol_handler", "tornado.application"):
         logging.getLogger(name).addFilter(_is_news)
     if token is None and not is_loopback(host):
-        raise ConfigError(f"--host {host}: others could read the page there; it needs a token")
+        token = secrets.token_urlsafe(16)
 
     def prepare(doc: Document) -> None:
         doc.add_periodic_callback(fill(doc), round(1000 * every))
@@ -221,7 +346,7 @@ def _stop_updating(doc: Any) -> None:
         doc.remove_periodic_callback(callback)
 
 
-class _TokenAuth(AuthProvider):
+class _TokenAuth(NullAuth):
     """Lets in who names the token in the address; a cookie carries it to the page's websocket."""
 
     COOKIE = "gossamer-page"
@@ -252,30 +377,14 @@ class _TokenAuth(AuthProvider):
         return user
 
     @property
-    def get_user_async(self) -> None:
-        """None: `get_user` answers."""
-
-    @property
     def login_url(self) -> str:
         """Where requests without the token are sent."""
         return "/refused"
 
     @property
-    def get_login_url(self) -> None:
-        """None: `login_url` is fixed."""
-
-    @property
     def login_handler(self) -> type[RequestHandler]:
         """Answers with one line."""
         return _Refused
-
-    @property
-    def logout_url(self) -> None:
-        """None: there is nothing to log out of."""
-
-    @property
-    def logout_handler(self) -> None:
-        """None: there is nothing to log out of."""
 
 
 class _Refused(RequestHandler):

@@ -73,7 +73,9 @@ def test_a_list_of_revocations_only_grows(here):
     keygen("owner")
     revoke = ("revoke", "--owner", "owner.key", "--swarm", "garden")
     assert "list 1: 1 peer, 0 invitations" in gossamer(*revoke, "--peer", "ben@abc")
-    assert "list 2: 2 peers, 1 invitation" in gossamer(*revoke, "--peer", "xyz", "--paper", "0a")
+    assert "list 2: 2 peers, 1 invitation" in gossamer(
+        *revoke, "--peer", "xyz", "--invitation", "0a"
+    )
     owner = Identity.load(here / "owner.key")
     saved = Revocations.load(here / "garden.revocations", owner.public, "garden")
     assert (saved.number, saved.peers, saved.invitations) == (2, {"abc", "xyz"}, {"0a"})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.experiments.config.tables import ConfigError
-from gossamer.experiments.live.hosts import differing_key, parse_peers
+from gossamer.experiments.config.tables import ConfigError, differing_key
+from gossamer.experiments.live.hosts import parse_peers
 
 
 @pytest.mark.parametrize(
@@ -28,5 +28,5 @@ def test_the_differing_key_is_named():
     assert differing_key(one, one) is None
     assert differing_key(one, one | {"peers": 5}) == "peers"
     assert differing_key(one, one | {"data": {"set": "digits", "samples": 41}}) == "data.samples"
-    assert differing_key(one, one | {"models": [{"name": "b"}]}) == "models"
+    assert differing_key(one, one | {"models": [{"name": "b"}]}) == "models.0.name"
     assert differing_key(one, one | {"rounds": 3}) == "rounds"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import logging
+import re
 import socket
 import subprocess
 import sys
@@ -21,7 +22,6 @@ from bokeh.document import Document
 from bokeh.server.connection import ServerConnection
 from page_kit import write_live, write_run
 
-from gossamer.experiments import ConfigError
 from gossamer.experiments.page import (
     History,
     LiveSource,
@@ -154,8 +154,19 @@ def test_a_window_that_was_closed_leaves_no_traceback(
 
 
 def test_other_addresses_need_a_token() -> None:
-    with pytest.raises(ConfigError, match="token"):
-        asyncio.run(serve_page(lambda: pytest.fail("nobody asked"), host="192.0.2.1"))
+    async def address() -> str:
+        ready = asyncio.get_running_loop().create_future()
+        page = serve_page(
+            lambda: pytest.fail("nobody asked"), host="0.0.0.0", on_ready=ready.set_result
+        )
+        serving = asyncio.create_task(page)
+        try:
+            return await ready
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+
+    assert re.search(r"\?token=.{16}", asyncio.run(address()))
     assert is_loopback("127.0.0.1")
     assert is_loopback("::1")
     assert is_loopback("localhost")
