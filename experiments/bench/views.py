@@ -128,9 +128,7 @@ def watch() -> tuple[float, float, float, float]:
             sent += sum(len(buffer.to_bytes()) for buffer in message.buffers)
             changes.clear()
         cost = time.process_time() - started
-        if (
-            second >= WATCHED_SECONDS // 4
-        ):  # after the page was made, and the curves have some points
+        if second >= WATCHED_SECONDS // 4:  # the page was made, and the curves have some points
             used, slowest = used + cost, max(slowest, cost)
     looks = WATCHED_SECONDS - WATCHED_SECONDS // 4
     return used / looks, peak_memory() / 1e6, POLL_SECONDS + slowest, sent / WATCHED_SECONDS / 1e6
