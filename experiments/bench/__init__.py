@@ -108,25 +108,18 @@ def race(
     repeats: int = REPEATS,
 ) -> Row:
     """Time work against a baseline that does the same; the ratio is how many times faster the work is."""
-    seconds = median_seconds(work, baseline, repeats=repeats)
-    return Row(name, "s", *seconds, wanted, note=note, speedup=True)
+    measured, compared = median_seconds(work, baseline, repeats=repeats)
+    return Row(name, "s", measured, compared, wanted, note=note, speedup=True)
+
+
+def within_limit(name: str, unit: str, measured: float, limit: float, note: str = "") -> Row:
+    """Return the row of a measurement that is claimed to be at most a limit, which is its baseline."""
+    notes = "; ".join(text for text in (note, "baseline: the limit") if text)
+    return Row(name, unit, measured, limit, 1.0, "at most", notes)
 
 
 def median_seconds(
-    work: Callable[[], object],
-    baseline: Callable[[], object],
-    *,
-    repeats: int = REPEATS,
-    clock: Callable[[], float] = time.perf_counter,
-) -> tuple[float, float]:
-    """Return the median seconds of `work` and of `baseline`: see `median_times`."""
-    measured, compared = median_times((work, baseline), repeats=repeats, clock=clock)
-    return measured, compared
-
-
-def median_times(
-    functions: Sequence[Callable[[], object]],
-    *,
+    *functions: Callable[[], object],
     repeats: int = REPEATS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:

@@ -45,7 +45,6 @@ from . import (
     Row,
     in_own_process,
     median_seconds,
-    median_times,
     perceptron,
     race,
     sliced_perceptron,
@@ -283,8 +282,8 @@ def share_of_peak(workload: Workload, repeats: int = REPEATS) -> Row:
         workers.run(products.tasks())
 
     with torch_threads(1):
-        seconds, peak, copy, product = median_times(
-            (swarm.train_and_average, large_products(THREADS), copies, bare), repeats=repeats
+        seconds, peak, copy, product = median_seconds(
+            swarm.train_and_average, large_products(THREADS), copies, bare, repeats=repeats
         )
     flops_at_peak = THREADS * PEAK_FLOPS / peak
     copied = THREADS * COPIED_BYTES / copy  # half as many bytes are read, and as many are written

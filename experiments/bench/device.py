@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import Row
+from . import Row, within_limit
 
 MAX_START_SECONDS = 3.5
 """The most processor seconds that a device may need to start."""
@@ -44,7 +44,7 @@ def device() -> list[Row]:
         return [Row("device", "s", note="needs Linux: /proc is missing")]
     from ...peer import Broker, BrokerSettings
 
-    limit, name = "beside the limit", "device that joined"
+    name = "device that joined"
     with tempfile.TemporaryDirectory() as folder, Broker(BrokerSettings()) as broker:
         joined = _Process(
             _join_command(Path(folder), broker.url), lambda: _has_records(Path(folder), 1)
@@ -59,14 +59,13 @@ def device() -> list[Row]:
     further = (many - one) / (MANY_PEERS - 1)
     imports = "baseline: bare imports of the packages that it needs"
     return [
-        Row(f"{name}, start", "s of processor", joined.seconds, MAX_START_SECONDS, 1.0, "at most", limit),
+        within_limit(f"{name}, start", "s of processor", joined.seconds, MAX_START_SECONDS),
         Row(f"{name}, start", "s of processor", joined.seconds, bare.seconds, note=imports),
-        Row(f"{name}, memory", "MB", joined.megabytes, MAX_MEGABYTES, 1.0, "at most", limit),
+        within_limit(f"{name}, memory", "MB", joined.megabytes, MAX_MEGABYTES),
         Row(f"{name}, memory", "MB", joined.megabytes, bare.megabytes, note=imports),
-        Row("each further peer in one process", "MB", further, MAX_PEER_MEGABYTES, 1.0, "at most", limit),
-        Row(f"{name}, idle", "cores", idle, MAX_IDLE_CORES, 1.0, "at most",
-            f"over {IDLE_SECONDS:g} s; {limit}"),
-    ]  # fmt: skip
+        within_limit("each further peer in one process", "MB", further, MAX_PEER_MEGABYTES),
+        within_limit(f"{name}, idle", "cores", idle, MAX_IDLE_CORES, f"over {IDLE_SECONDS:g} s"),
+    ]
 
 
 def make_learner(name: str = "anna", start: int = 0):

@@ -187,13 +187,13 @@ def _row(layout: str, repeats: int) -> Row:
             gossiper.handle(give, 0.0)
         gossiper.poll()
 
-    seconds = median_seconds(
+    following, training = median_seconds(
         follow, lambda: learner.train(1), repeats=repeats, clock=time.process_time
     )
     assert gossiper.counters["credited"] == FANOUT * (repeats + 1), "no value was left out"
     name = f"following {FANOUT} values in steady mode, {layout}"
     note = f"baseline: a round of training with {SAMPLES} samples"
-    return Row(name, "s", *seconds, MAX_SHARE, "at most", note)
+    return Row(name, "s", following, training, MAX_SHARE, "at most", note)
 
 
 # --- presence: bytes of cards and statuses that a peer receives -------------------------------------

@@ -81,18 +81,18 @@ def prepare(widths: tuple[int, ...] = (64, 128, 256, 512), blocks: int = 2) -> W
 
 def networks(
     make_work: Callable[[], Work] = prepare,
-    time_both: Callable[..., tuple[float, float]] = median_seconds,
+    time_both: Callable[..., Sequence[float]] = median_seconds,
 ) -> list[Row]:
     """Time reading and writing 80 % of the cells against one training step of batch 32, on one thread."""
     with torch_threads(1):
         work = make_work()
-        seconds = time_both(work.exchange, work.step, repeats=NETWORK_REPEATS)
+        exchange, step = time_both(work.exchange, work.step, repeats=NETWORK_REPEATS)
     name = f"read and write {work.shared_count / 1e6:.1f} of {work.value_count / 1e6:.1f} million values"
     note = (
         f"ResNet-18, {SHARED_FRACTION:.0%} of the cells shared; baseline: one training step of {BATCH} "
         "images of 32×32"
     )
-    return [Row(name, "s", *seconds, MAX_RATIO, "at most", note)]
+    return [Row(name, "s", exchange, step, MAX_RATIO, "at most", note)]
 
 
 # --- matching ---------------------------------------------------------------------------------------

@@ -295,9 +295,7 @@ def flower(work: Mapping[str, Any]) -> tuple[float, float]:
     made: list[tuple[Any, Any]] = []
 
     def _samples(number: int) -> tuple[Any, Any]:
-        made[:] = made or list(
-            _data({**work, "peers": 16})
-        )  # few, so that making them takes no time
+        made[:] = made or _data({**work, "peers": 16})  # few, so that making them takes no time
         return made[number % len(made)]
 
     stamps: list[tuple[float, float]] = []

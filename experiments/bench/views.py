@@ -14,7 +14,7 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-from . import Row, in_own_process
+from . import Row, in_own_process, within_limit
 
 # --- graphs of up to 100,000 peers ------------------------------------------------------------------
 
@@ -40,12 +40,10 @@ def topology() -> list[Row]:
 
 
 def _rows(name: str, seconds: float, peak: float) -> list[Row]:
-    limit = "baseline: the limit"
     return [
-        Row(name, "s", seconds, SECONDS, 1.0, "at most", limit),
-        Row(f"{name}, memory", "GB", peak / 1e9, BYTES / 1e9, 1.0, "at most",
-            f"peak of the whole process; {limit}"),
-    ]  # fmt: skip
+        within_limit(name, "s", seconds, SECONDS),
+        within_limit(f"{name}, memory", "GB", peak / 1e9, BYTES / 1e9, "peak of the whole process"),
+    ]
 
 
 def work(what: str, peers: int) -> tuple[float, float]:
@@ -84,15 +82,14 @@ CORE, MEGABYTES, BEHIND = 0.5, 250.0, 2.0
 def page() -> list[Row]:
     """Measure the processor time and memory of watching a large swarm, and how far the page is behind."""
     share, megabytes, behind, sent = in_own_process(watch, OMP_NUM_THREADS="1")
-    limit = "baseline: the limit"
     name = f"page of {PEERS} peers"
+    memory_note = "peak of the whole process, Bokeh included"
+    note = f"the pause between two updates and the slowest update; {sent:.2f} MB an update"
     return [
-        Row(f"{name}, share of a core", "cores", share, CORE, 1.0, "at most", limit),
-        Row(f"{name}, memory", "MB", megabytes, MEGABYTES, 1.0, "at most",
-            f"peak of the whole process, Bokeh included; {limit}"),
-        Row(f"{name}, age of what it shows", "s", behind, BEHIND, 1.0, "at most",
-            f"the pause between two updates and the slowest update; {sent:.2f} MB an update; {limit}"),
-    ]  # fmt: skip
+        within_limit(f"{name}, share of a core", "cores", share, CORE),
+        within_limit(f"{name}, memory", "MB", megabytes, MEGABYTES, memory_note),
+        within_limit(f"{name}, age of what it shows", "s", behind, BEHIND, note),
+    ]
 
 
 def watch() -> tuple[float, float, float, float]:
@@ -128,9 +125,7 @@ def watch() -> tuple[float, float, float, float]:
             sent += sum(len(buffer.to_bytes()) for buffer in message.buffers)
             changes.clear()
         cost = time.process_time() - started
-        if (
-            second >= WATCHED_SECONDS // 4
-        ):  # after the page was made, and the curves have some points
+        if second >= WATCHED_SECONDS // 4:  # the page was made, and the curves have some points
             used, slowest = used + cost, max(slowest, cost)
     looks = WATCHED_SECONDS - WATCHED_SECONDS // 4
     return used / looks, peak_memory() / 1e6, POLL_SECONDS + slowest, sent / WATCHED_SECONDS / 1e6

@@ -55,18 +55,13 @@ OPTIONS = FedNPOptions(strength=10.0, spread=1.0, auxiliary_rate=0.2, dimensions
 """FedNP's options, tuned on seeds that the study does not use."""
 
 
-@dataclass(frozen=True)
-class Points:
-    """The samples of one client, or of all clients."""
+Samples = tuple[Tensor, Tensor]
+"""The x and the y of one client's samples, or of all clients'."""
 
-    x: Tensor
-    y: Tensor
 
-    @property
-    def features(self) -> Tensor:
-        """The powers 1 to 3 of x / `SCALE`."""
-        powers = torch.arange(1, POWERS + 1)
-        return (self.x[:, None] / SCALE) ** powers
+def features(x: Tensor) -> Tensor:
+    """Return the powers 1 to 3 of x / `SCALE`."""
+    return (x[:, None] / SCALE) ** torch.arange(1, POWERS + 1)
 
 
 GRID = torch.linspace(RANGES[0][0], RANGES[-1][1], 161)
@@ -78,23 +73,24 @@ def parabola(x: Tensor) -> Tensor:
     return -(x**2) + 2 * x + 5
 
 
-def draw_samples(seed: int) -> list[Points]:
+def draw_samples(seed: int) -> list[Samples]:
     """Draw the samples of the three clients."""
     clients = []
     for index, ((low, high), size) in enumerate(zip(RANGES, SIZES, strict=True)):
         random = seeded_rng(seed, "parabola", index)
         x = torch.from_numpy(random.uniform(low, high, size)).float()
         noise = torch.from_numpy(random.normal(0, NOISE, size)).float()
-        clients.append(Points(x, parabola(x) + noise))
+        clients.append((x, parabola(x) + noise))
     return clients
 
 
-def pool_samples(clients: list[Points]) -> Points:
+def pool_samples(clients: list[Samples]) -> Samples:
     """Return the samples of all clients together."""
-    return Points(torch.cat([c.x for c in clients]), torch.cat([c.y for c in clients]))
+    x, y = (torch.cat(values) for values in zip(*clients, strict=True))
+    return x, y
 
 
-def cubic_learner(peer: str, own: Points, all_samples: Points, seed: int) -> SgdLearner:
+def cubic_learner(peer: str, own: Samples, all_samples: Samples, seed: int) -> SgdLearner:
     """Return a learner that fits a cubic by RMSprop on squared errors, in small batches, as in the paper.
 
     It is tested on the samples of all clients, as in the paper's table 4.
@@ -104,8 +100,8 @@ def cubic_learner(peer: str, own: Points, all_samples: Points, seed: int) -> Sgd
         peer=peer, seed=seed, start=Start(gain=0.1),
     )  # fmt: skip
     return SgdLearner(
-        network, (own.features, own.y), (all_samples.features, all_samples.y),
-        local_samples=len(own.y), batch=BATCH, loss=lambda out, y: (out[:, 0] - y).square(),
+        network, *((features(x), y) for x, y in (own, all_samples)),
+        local_samples=len(own[1]), batch=BATCH, loss=lambda out, y: (out[:, 0] - y).square(),
         optimizer=lambda parameters: torch.optim.RMSprop(parameters, lr=RATE),
         seed=int(seeded_rng(seed, "order", peer).integers(2**31)),
     )  # fmt: skip
@@ -120,7 +116,7 @@ def run(options: FedNPOptions | None, seed: int) -> Record:
     """
     clients = draw_samples(seed)
     all_samples = pool_samples(clients)
-    sizes = [len(own.y) for own in clients]
+    sizes = [len(y) for _, y in clients]
     learners: list[Any] = [
         cubic_learner(f"client-{index}", own, all_samples, seed)
         for index, own in enumerate(clients)
@@ -131,7 +127,7 @@ def run(options: FedNPOptions | None, seed: int) -> Record:
             learners[index].set_weight(sizes[index])
     arena = Arena(learners, every=EPOCHS, weights=sizes, threads=1)
     errors, own = [], []
-    grid_features = Points(GRID, GRID).features
+    grid_features = features(GRID)
     for _ in range(ROUNDS):
         arena.train()
         with torch.no_grad():
@@ -152,9 +148,8 @@ def run(options: FedNPOptions | None, seed: int) -> Record:
 
 def least_squares(seed: int) -> float:
     """Return the mean squared error of the best cubic for all samples, a lower bound for all methods."""
-    all_samples = pool_samples(draw_samples(seed))
-    design = torch.cat([all_samples.features, torch.ones(len(all_samples.x), 1)], dim=1).double()
-    targets = all_samples.y.double()
+    x, y = pool_samples(draw_samples(seed))
+    design, targets = torch.cat([features(x), torch.ones(len(x), 1)], dim=1).double(), y.double()
     coefficients = torch.linalg.lstsq(design, targets[:, None]).solution
     return float((design @ coefficients - targets[:, None]).square().mean())
 
@@ -240,14 +235,14 @@ def draw_fits(path: Path, records: Sequence[Record]) -> list[Path]:
     return save(figure, path)
 
 
-def _draw_panel(axes: Axes, name: str, record: Record, clients: list[Points]) -> None:
+def _draw_panel(axes: Axes, name: str, record: Record, clients: list[Samples]) -> None:
     """Draw the samples of all clients and the cubics of one method."""
     from ..study.figures import COLOURS
 
     grid = GRID.numpy()
-    for index, client in enumerate(clients):
+    for index, (x, y) in enumerate(clients):
         axes.plot(
-            client.x, client.y, "x", color=COLOURS[index], markersize=4, alpha=0.6,
+            x, y, "x", color=COLOURS[index], markersize=4, alpha=0.6,
             label=f"client {index + 1}",
         )  # fmt: skip
         axes.plot(grid, record["own"][index], color=COLOURS[index], linewidth=1)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
+from ...models import Difference
 from ..results import Record
 from ..study import EachCell, Frame, Job, Study, StudyCell, as_text, frame_of
 from . import StudyEntry
@@ -86,20 +87,18 @@ def differences(records: Sequence[Record]) -> Frame:
     pfnm = accuracies.reindex(list(frame[["panel", "x", "seed", "less"]].itertuples(index=False)))
     frame["points"] = 100 * (frame["accuracy"].to_numpy() - pfnm.to_numpy())
     groups = frame.dropna(subset="points").groupby(["panel", "x", "method", "less"], sort=False)
-    paired = groups["points"].agg(seeds="size", points="mean", error="sem").reset_index()
+    columns = {"seeds": "size", "points": "mean", "error": "sem", "verdict": _verdict}
+    paired = groups["points"].agg(**columns).reset_index()
     paired["error"] = paired["error"].fillna(0)
     return paired
 
 
-def _verdict(points: float, error: float, seeds: int) -> str:
+def _verdict(points: Frame) -> str:
     """Return the result of Student's t-test at 95 %: with few seeds, two standard errors are not enough."""
-    from scipy.special import stdtrit
-
-    if seeds < 2:
+    if (interval := Difference.of(points.to_numpy()).interval) is None:
         return "one seed"
-    if abs(points) <= stdtrit(seeds - 1, 0.975) * error:
-        return "no significant difference"
-    return "better" if points > 0 else "worse"
+    low, high = interval
+    return "better" if low > 0 else "worse" if high < 0 else "no significant difference"
 
 
 def tables(
@@ -121,10 +120,6 @@ def tables(
     result = {"summary": as_text(frame, {**formats, column: ".4f"}).rename(columns=names)}
     paired = differences(records)
     if len(paired):
-        differences_and_errors = zip(
-            paired["points"], paired["error"], paired["seeds"], strict=True
-        )
-        paired["verdict"] = [_verdict(*row) for row in differences_and_errors]
         paired = as_text(paired, {"x": "g", "points": "+.2f", "error": ".2f"})
         result["differences"] = paired.rename(columns=names)
     if claims:
@@ -401,11 +396,6 @@ _MAGI_ROWS: Mapping[tuple[int, int], tuple[float, ...]] = MappingProxyType(
 _MAGI_METHODS = ("local", "FedAvg, shared start", "FedProx, shared start", "PFNM", magi(0.1))
 
 
-def _hidden_layers(layers: int) -> str:
-    """Return the name of the panel for networks with this number of hidden layers."""
-    return f"{layers} hidden"
-
-
 def magi_table1(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     """Return the study of MAGI by peers and hidden layers."""
     rows = [(15, 1), (10, 2), (10, 3)] if quick else list(_MAGI_ROWS)
@@ -413,10 +403,7 @@ def magi_table1(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     methods = (*_MAGI_METHODS, magi(0.5), "weighted ensemble")
     cells = [
         Cell(
-            _hidden_layers(layers),
-            peers,
-            Setting(data, peers, layers, width, 0.5, seed=seed),
-            methods,
+            f"{layers} hidden", peers, Setting(data, peers, layers, width, 0.5, seed=seed), methods
         )
         for seed in seeds
         for peers, layers in rows
@@ -427,7 +414,7 @@ def magi_table1(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
         caption=f"Dirichlet 0.5 (the paper does not give its own); {data_text}; {_LOCAL_TRAINING}; FedProx "
         "µ = 0.01. The paper's column of MAGI is compared with λ = 0.1.",
         printed={
-            (_hidden_layers(layers), peers, column): value
+            (f"{layers} hidden", peers, column): value
             for (peers, layers), values in _MAGI_ROWS.items()
             for column, value in zip(_MAGI_METHODS, values, strict=True)
         },
@@ -440,7 +427,7 @@ def magi_figure2(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     data, width, variance = ("digits", 50, 0.1) if quick else ("mnist-5k", 100, 1.0)
     methods = tuple(magi(value, variance) for value in LAMBDAS)
     cells = [
-        Cell(_hidden_layers(layers), 10, Setting(data, 10, layers, width, 0.5, seed=seed), methods)
+        Cell(f"{layers} hidden", 10, Setting(data, 10, layers, width, 0.5, seed=seed), methods)
         for seed in seeds
         for layers in ((1, 2) if quick else (1, 2, 3))
     ]

@@ -170,9 +170,7 @@ def train(
             loss = F.cross_entropy(module(share.x[batch]), labels[batch])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            for value, initial in zip(
-                parameters, start, strict=False
-            ):  # start is empty without penalty
+            for value, initial in zip(parameters, start, strict=False):  # no start without penalty
                 assert value.grad is not None
                 value.grad.add_(value.detach() - initial, alpha=proximal)
             optimizer.step()

@@ -32,26 +32,20 @@ VALIDATION_SHARE = 0.25
 """The share of a subject's training samples on which the strength is chosen."""
 
 
-@dataclass(frozen=True)
-class Subjects:
-    """Samples by subject; targets are −1 and 1, the last feature is 1."""
-
-    name: str
-    tasks: list[LinearTask]
+Tasks = list[LinearTask]
+"""The samples of every subject; targets are −1 and 1, the last feature is 1."""
 
 
 @cache
-def subjects(name: str) -> Subjects:
+def subjects(name: str) -> Tasks:
     """Return the tasks of all persons, sitting against standing, or synthetic ones; loaded once a process."""
     if name == SYNTHETIC:
-        return Subjects(SYNTHETIC, synthetic(0))
+        return synthetic(0)
     data = load(SENSORS).train
     x, y = data.flat().double().numpy(), np.where(data.y.numpy() > 0, 1.0, -1.0)
     assert data.group is not None
     group = data.group.numpy()
-    return Subjects(
-        SENSORS, [LinearTask(with_bias(x[group == g]), y[group == g]) for g in np.unique(group)]
-    )
+    return [LinearTask(with_bias(x[group == g]), y[group == g]) for g in np.unique(group)]
 
 
 def synthetic(
@@ -75,25 +69,21 @@ def with_bias(x: np.ndarray) -> np.ndarray:
     return np.concatenate([x, np.ones((len(x), 1))], axis=1)
 
 
-Tasks = list[LinearTask]
-"""The samples of every subject."""
-
-
-def split_samples(people: Subjects, samples: int, seed: int) -> tuple[Tasks, Tasks]:
-    """Return standardised training and test samples of every subject.
+def split_samples(name: str, samples: int, seed: int) -> tuple[Tasks, Tasks]:
+    """Return standardised training and test samples of every subject of a source.
 
     samples: how many of each subject are for training, of both classes; the others are for testing.
     """
-    random = seeded_rng(seed, "subjects", people.name)
+    random, tasks = seeded_rng(seed, "subjects", name), subjects(name)
     train_rows, test_rows = [], []
-    for task in people.tasks:
+    for task in tasks:
         order = random.permutation(len(task.y))
         # One sample of each class comes first, so that both are among the training samples.
         firsts = [int(np.flatnonzero(task.y[order] == label)[0]) for label in (-1.0, 1.0)]
         order = np.concatenate([order[firsts], np.delete(order, firsts)])
         train_rows.append(order[:samples])
         test_rows.append(order[samples:])
-    train = np.concatenate([t.x[rows] for t, rows in zip(people.tasks, train_rows, strict=True)])
+    train = np.concatenate([t.x[rows] for t, rows in zip(tasks, train_rows, strict=True)])
     mean, deviation = train.mean(axis=0), train.std(axis=0)
     mean[-1], deviation[-1] = 0.0, 1.0  # the bias feature stays 1
     deviation[deviation < 1e-9] = 1.0
@@ -102,7 +92,7 @@ def split_samples(people: Subjects, samples: int, seed: int) -> tuple[Tasks, Tas
         # Divided by the root of the number of features too, so that inputs have a length of about 1.
         return [
             LinearTask((t.x[rows] - mean) / deviation / np.sqrt(t.x.shape[1]), t.y[rows])
-            for t, rows in zip(people.tasks, rows_by_task, strict=True)
+            for t, rows in zip(tasks, rows_by_task, strict=True)
         ]
 
     return standardised(train_rows), standardised(test_rows)
@@ -203,10 +193,10 @@ def multitask(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
 
 def run_cell(cell: Cell, job: Job) -> Record:
     """Run one method on one split."""
-    people = subjects(cell.data)
-    result = run(cell.line, *split_samples(people, cell.samples, cell.seed), cell.seed)
+    train, test = split_samples(cell.data, cell.samples, cell.seed)
+    result = run(cell.line, train, test, cell.seed)
     return {
-        "data": people.name, "subjects": len(people.tasks), "seed": cell.seed, "samples": cell.samples,
+        "data": cell.data, "subjects": len(train), "seed": cell.seed, "samples": cell.samples,
         "method": cell.line, "accuracy": float(np.mean(result["by_subject"])), **result,
     }  # fmt: skip
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -196,11 +197,6 @@ def skewed_classes(seed: int, samples: int, quick: bool) -> SwarmData:
     return swarm
 
 
-def equal_tasks(seed: int, samples: int, quick: bool) -> SwarmData:
-    """Return data in which all peers have the same task."""
-    return _digits_swarm(seed, samples, quick)
-
-
 def rotated(seed: int, samples: int, quick: bool) -> SwarmData:
     """Return data in which the images of peer i are rotated by i · 22.5°."""
 
@@ -232,8 +228,13 @@ def inverted_images(seed: int, samples: int, quick: bool) -> SwarmData:
     return replace(swarm, train=train, test=test)
 
 
-def _grouped_swarm(name: str, seed: int, samples: int) -> SwarmData:
-    """Return the samples of one group (a writer or a person) of a data set for every peer."""
+def _grouped_swarm(seed: int, samples: int, quick: bool, *, name: str) -> SwarmData:
+    """Return the samples of one group (a writer or a person) of a data set for every peer.
+
+    In a quick run, they are random digits.
+    """
+    if quick:
+        return _digits_swarm(seed, samples, quick)
     data = load_once(name)
     groups = partition.by_group(data.train.group, PEERS, None, seeded_rng(seed, "groups"))
     generator, swarm = seeded_rng(seed, "halves"), SwarmData([], [])
@@ -244,26 +245,16 @@ def _grouped_swarm(name: str, seed: int, samples: int) -> SwarmData:
     return swarm
 
 
-def writers(seed: int, samples: int, quick: bool) -> SwarmData:
-    """Return the pen digits of one writer for every peer; in a quick run, random digits."""
-    return (
-        _digits_swarm(seed, samples, quick) if quick else _grouped_swarm("pendigits", seed, samples)
-    )
-
-
-def persons(seed: int, samples: int, quick: bool) -> SwarmData:
-    """Return the activities of one person for every peer; in a quick run, random digits."""
-    return _digits_swarm(seed, samples, quick) if quick else _grouped_swarm("hapt", seed, samples)
-
-
+writers, persons = (partial(_grouped_swarm, name=name) for name in ("pendigits", "hapt"))
+"""Return the pen digits of one writer, or the activities of one person, for every peer."""
 BENCHMARKS = {
     benchmark.name: benchmark
     for benchmark in (
         Benchmark("a", "labels 8 and 9 swapped for 7 of 16", swapped_for_some, ("outputs",)),
         Benchmark("b", "every peer its own swap", own_swaps, ("outputs",)),
-        Benchmark("c", "no difference", equal_tasks),
-        Benchmark("c, 20 samples", "no difference, 20 samples each", equal_tasks, samples=20),
-        Benchmark("c, 1600 samples", "no difference, 1600 samples each", equal_tasks, samples=1600),
+        Benchmark("c", "no difference", _digits_swarm),
+        Benchmark("c, 20 samples", "no difference, 20 samples each", _digits_swarm, samples=20),
+        Benchmark("c, 1600 samples", "no difference, 1600 samples each", _digits_swarm, samples=1600),
         Benchmark("d", "3 groups of permuted labels", three_tasks, ("outputs",)),
         Benchmark("e", "class shares from Dirichlet(0.3)", skewed_classes, ("outputs",)),
         Benchmark("f", "persons of HAPT", persons, ("norms",), 120, 90, "normed perceptron"),
@@ -475,10 +466,14 @@ def draw(folder: Path, records: Sequence[Record]) -> list[Path]:
 
     names = list(dict.fromkeys(record["benchmark"] for record in records))
     rows = ceil(len(names) / 3)
-    figure, grid = panels(rows, 3, NOTE, 11.5, 2.6 * rows + 0.5, sharex=False)
-    axes_of: dict[str, Any] = dict(zip(names, [axes for row in grid for axes in row], strict=False))
-    for name, axes in axes_of.items():
-        for number, scheme in enumerate((*FIXED_SCHEMES, BY_HAND, AUTO)):
+    figure, grid = panels(rows, 3, NOTE, 11.5, 2.6 * rows + 0.5)
+    all_axes = [axes for row in grid for axes in row]
+    for axes in all_axes[len(names) :]:
+        axes.set_visible(False)
+    schemes = (*FIXED_SCHEMES, BY_HAND, AUTO)
+    handles: dict[str, Any] = {}
+    for name, axes in zip(names, all_axes, strict=False):
+        for number, scheme in enumerate(schemes):
             curves = [
                 record["by_round"]
                 for record in records
@@ -486,21 +481,14 @@ def draw(folder: Path, records: Sequence[Record]) -> list[Path]:
             ]
             if curves:
                 mean = np.mean(curves, axis=0)
-                axes.plot(
+                (handles[scheme],) = axes.plot(
                     range(1, len(mean) + 1), mean, label=scheme, color=COLOURS[number % len(COLOURS)],
                     linewidth=2.5 if scheme == AUTO else 1.2,
                     linestyle=":" if scheme == BY_HAND else "-",
                 )  # fmt: skip
         axes.set(title=f"{name}: {BENCHMARKS[name].title}", xlabel="round", ylabel="accuracy")
         axes.title.set_fontsize(8)
-    for axes in [axes for row in grid for axes in row][len(names) :]:
-        axes.set_visible(False)
-    handles = {
-        label: handle
-        for axes in axes_of.values()
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    shown = [scheme for scheme in (*FIXED_SCHEMES, BY_HAND, AUTO) if scheme in handles]
+    shown = [scheme for scheme in schemes if scheme in handles]
     figure.legend(
         [handles[scheme] for scheme in shown], shown, loc="outside right center", frameon=False
     )

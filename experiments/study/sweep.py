@@ -265,12 +265,9 @@ def outcomes(configs: Sequence[Config], sources: Sequence[str], threads: int = 1
         ]
         weights += [m.samples if config.weights == "samples" else 1.0 for m in members]
         counts.append(len(members))
-    rounds = configs[
-        0
-    ].round_count  # `stackable_batches` has put together only runs with equal rounds
-    arena = Arena(
-        learners, every=configs[0].every, weights=weights, test_every=rounds, threads=threads
-    )
+    first = configs[0]  # `stackable_batches` has put together only runs with equal rounds
+    rounds = first.round_count
+    arena = Arena(learners, every=first.every, weights=weights, test_every=rounds, threads=threads)
     tests = list(arena.run(rounds))[-1].tests
     starts = np.cumsum([0, *counts])
     return [Outcome.of(tests[a:b]) for a, b in pairwise(starts)]
