@@ -635,7 +635,11 @@ class Engine:
         """
         if last_contact is not None:
             self.last_contact = last_contact
-        for event in events:
+        # A peer that is given up does not say what it credited, so its acknowledgements that have arrived are
+        # read first: what it passed on would exist twice if we took it back.
+        given_up = (i for i, e in enumerate(events) if isinstance(e, Gone) and e.statement is None)
+        before_packets = next(given_up, len(events))
+        for event in events[:before_packets]:
             self._apply(event)
         if events:
             self.inbound_limits.adjust(self._reassembler, len(self._others.known))
@@ -643,6 +647,8 @@ class Engine:
             self._follow_plan()  # a newcomer: others have a plan already
         for model, packet in packets:
             self._receive(model, packet, now)
+        for event in events[before_packets:]:
+            self._apply(event)
         self._start_from_initial_estimates(now)
         self.bootstrap.update(self.gossiper, self._others, now)
         self.gossiper.tick(now)

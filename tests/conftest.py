@@ -22,7 +22,9 @@ from gossamer.gossip import MemoryBroker, MemoryTransport, MqttOptions, MqttTran
 from gossamer.peer import Authority, Broker, BrokerSettings, BrokerTls, find_mosquitto
 
 # How long an example takes says something about the machine, not about the code.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "unhurried", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("unhurried")
 
 

@@ -43,14 +43,6 @@ def test_what_does_not_fit_the_swarm_is_refused_before_it_starts(tmp_path, gossi
         plan(config, tmp_path, BrokerAddress("mqtt://127.0.0.1"))
 
 
-def test_settings_reach_the_peers(tmp_path):
-    gossip = {"compress": "top-k:0.1+int8", "drift": {"global": 0.1}}
-    config = parse_config({**SHARED, "gossip": gossip})
-    spec = plan(config, tmp_path, BrokerAddress("mqtt://127.0.0.1"))
-    assert spec.peers[0].settings.compress == "top-k:0.1+int8"
-    assert spec.peers[0].settings.drift == {"global": 0.1}
-
-
 @pytest.mark.parametrize("quick", [True, False])
 def test_every_mode_has_its_baseline_first(quick):
     study = PAPERS["compression"].study(quick=quick)

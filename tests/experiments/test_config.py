@@ -13,59 +13,6 @@ CONFIGS = Path(__file__).parents[2] / "experiments" / "configs"
 EXAMPLES = sorted(set(CONFIGS.glob("*.toml")) - set(CONFIGS.glob("compare*.toml")))
 
 
-def test_every_key_of_a_file_arrives(tmp_path: Path) -> None:
-    path = tmp_path / "swarm.toml"
-    path.write_text(
-        """
-        name = "mine"
-        seed = 7
-        peers = 5
-        rounds = 3
-        every = 2
-        cross = true
-        weights = "samples"
-        [data]
-        set = "mnist"
-        partition = "dirichlet"
-        alpha = 1
-        [[tasks]]
-        kind = "swap"
-        labels = [8, 9]
-        peers = [1, 2]
-        [[tasks]]
-        kind = "cycle"
-        peers = 4
-        [network]
-        layout = "784=30=10"
-        output = "none"
-        [training]
-        local_samples = 50
-        rate = 0.5
-        [[models]]
-        name = "global"
-        layout = "784-20-10"
-        [[models]]
-        name = "{task}"
-        layout = "0-10-0"
-        depends = ["global"]
-        """
-    )
-    config = load_config(path)
-    assert (config.name, config.seed, config.peers, config.rounds) == ("mine", 7, 5, 3)
-    assert (config.every, config.cross, config.weights) == (2, True, "samples")
-    assert (config.data.set, config.data.partition, config.data.alpha) == ("mnist", "dirichlet", 1)
-    assert [(t.kind, t.labels, t.peers) for t in config.tasks] == [
-        ("swap", (8, 9), [1, 2]),
-        ("cycle", None, 4),
-    ]
-    assert (config.network.layout, config.network.output) == ("784=30=10", "none")
-    assert (config.training.local_samples, config.training.rate) == (50, 0.5)
-    assert [(m.name, m.layout, m.peers, m.depends) for m in config.models] == [
-        ("global", "784-20-10", "all", []),
-        ("{task}", "0-10-0", "all", ["global"]),
-    ]
-
-
 def test_the_resolved_config_reads_back_the_same() -> None:
     config = parse_config({"tasks": [{"kind": "swap", "labels": [8, 9], "peers": 3}]})
     assert parse_config(config.model_dump(mode="json")) == config

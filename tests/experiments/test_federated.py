@@ -293,7 +293,7 @@ def test_gossamer_with_all_cells_and_a_mean_of_all_is_fedavg():
         np.testing.assert_allclose(client.values(), expected, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(0, 2**31), st.integers(1, 4)
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -98,10 +100,12 @@ def test_the_toy_study_leaves_a_table_and_a_picture(tmp_path, monkeypatch):
 
 def test_the_multitask_study_leaves_a_table_and_a_picture(tmp_path):
     study = PAPERS["multitask"].study(quick=True, runs=1)
+    samples = min(multitask.SAMPLES)
+    study = replace(study, cells=[cell for cell in study.cells if cell.samples == samples])
     records, files = run_study(study, Results(tmp_path, "paper multitask"), on="local:1")
     rows = study.table(records)["summary"]
-    assert [*rows["F fell at every step"]] == ["yes"] * 9
-    assert [*rows["method"]] == [name for name in multitask.METHODS for _ in multitask.SAMPLES]
+    assert [*rows["F fell at every step"]] == ["yes"] * 3
+    assert [*rows["method"]] == [*multitask.METHODS]
     assert all(file.stat().st_size for file in files)
 
 

@@ -26,7 +26,6 @@ from gossamer.experiments.federated.comparison import (
 from gossamer.experiments.federated.fedavg import FedAvg
 from gossamer.experiments.federated.method import Ensemble, Method, Pooled, ensemble_probabilities
 from gossamer.experiments.live.layout import plan
-from gossamer.experiments.study.sweep import expand
 from gossamer.models import Metrics, SgdLearner, log_priors
 from gossamer.models.fednp import FedNPLearner, FedNPOptions
 from gossamer.peer import BrokerAddress
@@ -98,11 +97,6 @@ def test_peers_with_skewed_classes_share_a_network_better_with_a_prior() -> None
         for how in ("none", "own", "auto")
     }
     assert min(accuracy["own"], accuracy["auto"]) > accuracy["none"] + 0.05
-
-
-def test_a_sweep_varies_the_prior() -> None:
-    config = parse_config(table("none", sweep={"training.prior": ["none", "own", "auto"]}))
-    assert [cell.config.training.prior for cell in expand(config)] == ["none", "own", "auto"]
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_bad_weights_are_refused(weights: list[float]) -> None:
         Arena(whole(4), weights=weights)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(0, 30), st.integers(1, 9), st.integers(16, 40)),

@@ -95,7 +95,7 @@ def test_weights_weigh() -> None:
     assert swarm.error() < 1e-2
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(0, 10_000),
     st.sampled_from(["constant:1", "uniform:0.1:2", "lognormal:1:1", "gamma:1:0.5"]),

@@ -196,7 +196,7 @@ class ChangingSwarm(RuleBasedStateMachine):
 
 TestChangingSwarm = ChangingSwarm.TestCase
 TestChangingSwarm.settings = settings(
-    max_examples=60, stateful_step_count=50, deadline=None,
+    max_examples=40, stateful_step_count=50,
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 

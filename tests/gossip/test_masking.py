@@ -181,14 +181,10 @@ def swarm(exchanges, private, vanish=None):
     return gossipers, mean(true.values())
 
 
-@pytest.mark.parametrize("vanish", [None, "p3"])
-def test_gossip_with_masks_ends_at_the_same_average(vanish):
-    gossipers, wanted = swarm(12, private=True, vanish=vanish)
-    for gossiper in gossipers.values():
-        np.testing.assert_allclose(gossiper.value("v"), wanted, atol=1e-6)
-
-
-def test_plain_gossip_ends_there_too():
-    gossipers, wanted = swarm(12, private=False)
+@pytest.mark.parametrize(
+    "options", [{"private": True}, {"private": True, "vanish": "p3"}, {"private": False}]
+)
+def test_gossip_with_and_without_masks_ends_at_the_same_average(options):
+    gossipers, wanted = swarm(12, **options)
     for gossiper in gossipers.values():
         np.testing.assert_allclose(gossiper.value("v"), wanted, atol=1e-6)

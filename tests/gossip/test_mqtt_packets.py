@@ -77,7 +77,7 @@ def read_all(client, sock):
         assert client.loop_read() == paho.MQTT_ERR_SUCCESS
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     messages=st.lists(
         st.tuples(

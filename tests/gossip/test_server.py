@@ -204,7 +204,7 @@ def settle(world: World) -> None:
     )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @example(plan=["goes-midway", "returns", "round"], seed=65)
 # Every answer to one transfer is lost.
 @example(plan=["goes-idle", *["round"] * 5, "returns", "round"], seed=39)

@@ -569,9 +569,8 @@ class Swarm(RuleBasedStateMachine):
 
 
 Swarm.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=60,
     stateful_step_count=50,
-    deadline=None,
     # Shrinking a schedule can outlast the test's timeout and hide it; add Phase.shrink when hunting.
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=list(HealthCheck),

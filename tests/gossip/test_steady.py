@@ -112,7 +112,7 @@ CHURN = st.tuples(st.sampled_from(["leaves", "returns"]), st.sampled_from(["n0",
 @given(
     st.lists(st.one_of(MESSAGE, MESSAGE, st.just("round"), CHURN), max_size=60), st.integers(1, 2)
 )
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_no_sequence_of_messages_moves_a_peer_further_than_the_bound(events, hostile):
     """Whatever members send, and however often they leave and return.
 

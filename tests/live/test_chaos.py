@@ -131,16 +131,17 @@ def check(folder: Path, watched: Watched, proxy: FaultyProxy, outcome, peers, ki
 
 
 @pytest.mark.timeout(2400)
-def test_eight_processes_on_mosquitto_survive_everything(tmp_path, mosquitto):
-    killed, dead = ["3", "6"], "5"
-    with Broker(kind="mosquitto") as broker:
-        result = asyncio.run(chaos(broker, tmp_path, 8, 40, killed=killed, dead=dead, pause=10.0))
-    check(tmp_path, *result, 8, killed, dead)
-
-
-@pytest.mark.timeout(2400)
-def test_four_processes_on_nats_survive_everything(tmp_path):
-    killed, dead = ["2"], "3"
-    with Broker(kind="nats") as broker:
-        result = asyncio.run(chaos(broker, tmp_path, 4, 40, killed=killed, dead=dead, pause=3.0))
-    check(tmp_path, *result, 4, killed, dead)
+@pytest.mark.parametrize(
+    ("kind", "peers", "killed", "dead", "pause"),
+    [("mosquitto", 8, ["3", "6"], "5", 10.0), ("nats", 4, ["2"], "3", 3.0)],
+)
+def test_processes_survive_everything(
+    tmp_path, mosquitto_required, kind, peers, killed, dead, pause
+):
+    if kind == "mosquitto":
+        mosquitto_required()
+    with Broker(kind=kind) as broker:
+        result = asyncio.run(
+            chaos(broker, tmp_path, peers, 40, killed=killed, dead=dead, pause=pause)
+        )
+    check(tmp_path, *result, peers, killed, dead)

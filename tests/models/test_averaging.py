@@ -61,7 +61,7 @@ def test_members_agree_on_the_mean_and_nothing_else_moves(cross, dtype):
         assert moved, "averaging different starts must change something"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(0.01, 1000), min_size=4, max_size=4), st.booleans())
 def test_averaging_twice_is_averaging_once_bit_for_bit(weights, cross):
     networks = swarm(cross=cross)

@@ -55,7 +55,7 @@ def test_shares_follow_indices_and_layouts():
     assert slicing.cells["c"][1].tolist() == [3, 4, 5, 6, 7]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(1, 10), min_size=1, max_size=3),
     st.lists(st.integers(8, 40), min_size=3, max_size=4),

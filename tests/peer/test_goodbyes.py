@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from peer_kit import Still, begin, make_learner, quick
 
+from gossamer.gossip import ONE
 from gossamer.peer.engine import Engine
 from gossamer.peer.machine import load_checkpoint
 from gossamer.peer.presence import Gone, Online
@@ -24,6 +25,29 @@ def test_a_goodbye_is_saved_in_the_turn_in_which_it_is_heard(tmp_path):
     statement = [["a", engine.session, give.model, sequence, "credited"]]
     engine.turn([], [Gone("b", "theirs", statement)], 2.0, 1 << 20)
     assert load_checkpoint(path)["gossip"]["ledger"]["open"] == []
+
+
+def test_an_acknowledgement_that_has_arrived_is_read_before_its_sender_is_given_up():
+    """Else what the receiver passed on would exist twice: there, and taken back here."""
+    ann, ben = (
+        begin(Engine(name, Still(make_learner(name), 1.0), quick())) for name in ("ann", "ben")
+    )
+    models = ("global",)
+    to_ben = Online("ben", ben.session, models, models_pushed_to_us=models)
+    to_ann = Online("ann", ann.session, models, models_pushed_to_us=models)
+    ann.turn([], [to_ben], 0.0, 1 << 20)
+    ben.turn([], [to_ann], 0.0, 1 << 20)
+    ann.train()
+
+    def packets(sender: Engine, received: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+        sent = sender.turn(received, [], 0.01, 1 << 20)
+        return [(each.model, bytes(packet)) for each in sent for packet in each.packets]
+
+    acknowledgements = packets(ben, packets(ann, []))
+    ann.turn(acknowledgements, [Gone("ben", ben.session, None)], 0.02, 1 << 20)
+    accounts = [engine.gossiper.account("global") for engine in (ann, ben)]
+    assert ann.gossiper.reclaimed == []
+    assert sum(account.held + account.open for account in accounts) == 2 * ONE
 
 
 def test_goodbyes_that_are_kept_for_others_are_saved_too(tmp_path):

@@ -79,7 +79,7 @@ def test_training_moves_own_places_alone_and_averaging_all() -> None:
     np.testing.assert_array_equal(own.read("all"), given[mine])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.integers(1, 8), min_size=2, max_size=4),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=12),

@@ -165,11 +165,10 @@ DENSE, RING = nx.circulant_graph(len(NAMES), [1, 2]), nx.cycle_graph(len(NAMES))
 @pytest.mark.parametrize(
     ("mode", "build", "graph"),
     [
-        ("rounds", make, DENSE),
         ("server", half_by_hand, DENSE),
         ("rounds", make, RING),
     ],
-    ids=["rounds", "server-by-hand", "rounds-on-a-ring"],
+    ids=["server-by-hand", "rounds-on-a-ring"],
 )
 def test_in_lockstep_peers_decide_what_a_simulation_decides_at_the_same_rounds(
     run, tmp_path: Path, mode: str, build: Callable[[str], SgdLearner], graph: nx.Graph

@@ -42,7 +42,7 @@ def brute_least(graph: nx.Graph, members: dict) -> int:
     raise AssertionError
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 2**31), st.booleans())
 def test_bridge_is_least(seed: int, directed: bool) -> None:
     rng = np.random.default_rng(seed)

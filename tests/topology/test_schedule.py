@@ -4,7 +4,7 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.topology import (
@@ -133,7 +133,6 @@ def test_directed_links_fail_one_way() -> None:
     assert set(schedule.graph(1).edges) == {(1, 0)}
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**31), st.floats(0, 1), st.floats(0, 1), st.integers(1, 6))
 def test_drawn_traces_are_valid_and_keep_some(
     seed: int, leave: float, arrive: float, keep: int

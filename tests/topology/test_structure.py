@@ -1,7 +1,7 @@
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
@@ -45,7 +45,6 @@ def brute_weak_spots(graph: nx.Graph) -> tuple[list, list]:
     return sorted(edges), sorted(peers)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 12), st.integers(0, 2**31), st.booleans())
 def test_weak_spots_are_those_whose_loss_cuts(peers: int, seed: int, directed: bool) -> None:
     graph = nx.gnp_random_graph(peers, 0.15, seed=seed, directed=directed)
@@ -126,7 +125,6 @@ def some_graphs(draw: st.DrawFn, directed: bool) -> nx.Graph:
     return nx.gnp_random_graph(peers, p, seed=draw(st.integers(0, 2**31)), directed=directed)
 
 
-@settings(deadline=None)
 @given(some_graphs(directed=False))
 def test_undirected_rules_are_doubly_stochastic_and_live_on_links(graph: nx.Graph) -> None:
     for rule in (metropolis, max_degree):
@@ -138,7 +136,6 @@ def test_undirected_rules_are_doubly_stochastic_and_live_on_links(graph: nx.Grap
         assert links == {(min(e), max(e)) for e in graph.edges}
 
 
-@settings(deadline=None)
 @given(some_graphs(directed=True))
 def test_push_splits_evenly(graph: nx.DiGraph) -> None:
     dense = uniform_push(graph).toarray()

@@ -168,7 +168,7 @@ class Target:
         return chunks
 
 
-MESSAGES = int(os.environ.get("GOSSAMER_FUZZ", "10000"))
+MESSAGES = int(os.environ.get("GOSSAMER_FUZZ", "4000"))
 SHARES = {"outsider": 0.55, "publisher": 0.15, "member": 0.3}
 GROWTH_KILOBYTES = 32 << 10
 

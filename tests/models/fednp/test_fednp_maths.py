@@ -87,7 +87,6 @@ def test_the_corrected_power_means_match_quadrature():
         assert found == pytest.approx(wanted, abs=0.03)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.floats(-20, 20),
     st.floats(1e-3, 50),
@@ -141,7 +140,7 @@ naturals = st.lists(st.tuples(st.floats(-50, 50), st.floats(0, 100)), min_size=3
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(naturals, min_size=1, max_size=8))
 def test_every_cavity_times_its_site_is_the_whole_product(sites):
     prior = Natural.standard(3)

@@ -50,7 +50,7 @@ def inputs() -> torch.Tensor:
     return torch.randn(50, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 1000), st.floats(0, 0.1), st.sampled_from(["weights", "activations"]))
 def test_a_scrambled_copy_is_put_in_order(seed: int, noise: float, by: str) -> None:
     rng = np.random.default_rng(seed)

@@ -28,7 +28,7 @@ def wide(values: dict[str, np.ndarray], common: CommonWidth, layout: str) -> Sli
     return found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 100))
 def test_embedding_and_extracting_are_inverse_and_keep_the_function(
     a: int, b: int, seed: int
@@ -77,7 +77,7 @@ def test_all_widths_start_nested() -> None:
     assert torch.equal(small["2.weight"], large["2.weight"][:, :3])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 200))
 def test_a_newcomer_finds_its_cells(seed: int) -> None:
     """A narrower network made of the model's own cells, in another order, finds them all."""

@@ -56,7 +56,7 @@ def inputs(width: int) -> torch.Tensor:
     return torch.randn(20, width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(["5=6=3", "4=7=5=3", "4=5=6=5=2", "6=3"]),
     st.integers(0, 1000),
@@ -81,7 +81,7 @@ def test_permuted_copies_fuse_to_the_same_function(
     assert torch.allclose(answer(again.chain, x, activation), expected, atol=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(2, 8), min_size=1, max_size=4), st.integers(0, 1000))
 def test_networks_map_into_the_fused_one_and_back(widths: list[int], seed: int) -> None:
     chains = [
@@ -102,7 +102,7 @@ def test_networks_map_into_the_fused_one_and_back(widths: list[int], seed: int) 
         assert fused.extract(peer).widths == chain.widths
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 1000))
 def test_permuting_a_peer_leaves_the_fused_function(seed: int) -> None:
     rng = np.random.default_rng(seed)

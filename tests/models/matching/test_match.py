@@ -102,7 +102,7 @@ options_of = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(problems(), options_of)
 def test_every_matching_is_sound(problem: tuple[list[Cells], float], options: MatchOptions) -> None:
     peers, mean = problem
@@ -121,7 +121,6 @@ def test_every_matching_is_sound(problem: tuple[list[Cells], float], options: Ma
     assert found.objective[-1] == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
 @given(problems(), options_of.filter(lambda options: options.kind in JOINT))
 def test_the_joint_objective_never_falls(
     problem: tuple[list[Cells], float], options: MatchOptions
@@ -202,7 +201,7 @@ def test_planted_cells_are_recovered(kind: str, seed: int) -> None:
         assert np.abs(found.values[labels] - planted[mine]).max() < 1.5  # noise, and the shrinkage
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(masked=False), options_of, st.integers(0, 1000))
 def test_permuting_cells_changes_labels_only(
     problem: tuple[list[Cells], float], options: MatchOptions, seed: int

@@ -75,7 +75,7 @@ def make_tasks(
     return found
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.integers(0, 1000), st.sampled_from(["hinge", "squared"]),
     st.floats(1e-3, 3.0), st.floats(1e-3, 1.0), st.floats(0.0, 1.0),

@@ -51,7 +51,7 @@ def job(module: nn.Sequential, peers: int, batch: int, steps: int, seed: int) ->
     return TrainingJob(pool, index, labels, ends, PlainRule(0.01), seed % 3 > 0, 0, priors)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     chains(), st.integers(1, 3), st.integers(1, 20), st.integers(1, 4), st.integers(0, 99),
     st.sampled_from([squared_error, cross_entropy]),
