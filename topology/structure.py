@@ -9,7 +9,6 @@ The errors of this package, and the way in which messages name peers, are here t
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import ceil
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -169,18 +168,12 @@ def _smooth_order(links: csr_array) -> NDArray[np.int64]:
 
 
 def effective_diameter(
-    graph: nx.Graph,
-    share: float = 0.9,
-    sources: int = 64,
-    seed: Seed = 0,
-    max_hops_at_once: int = 500,
+    graph: nx.Graph, share: float = 0.9, sources: int = 64, seed: Seed = 0
 ) -> float:
     """Return the hops within which `share` of the ordered pairs of peers reach each other, interpolated.
 
     Exact up to `sources` peers, else estimated from that many random peers: raise it for a better estimate,
-    lower it for speed. The search runs from 64 of them at once, one pass over all links per hop. If there are
-    distances above `max_hops_at_once`, as in long rings, it runs from one peer after the other, which
-    is faster then. `inf` if fewer pairs than `share` are connected.
+    lower it for speed. `inf` if fewer pairs than `share` are connected.
     """
     nodes = sorted(graph.nodes)
     if len(nodes) < 2:
@@ -189,50 +182,16 @@ def effective_diameter(
     chosen = np.arange(len(nodes))
     if len(nodes) > sources:
         chosen = np.random.default_rng(seed).choice(len(nodes), sources, replace=False)
-    counts = _hop_counts(links, chosen, max_hops_at_once)
+    counts = np.zeros(len(nodes))  # of pairs (source, other peer) by the hops between them
+    for source in chosen.tolist():  # a matrix of all distances would not fit into memory
+        hops = dijkstra(links, indices=source, unweighted=True)
+        hops[source] = np.inf
+        counts += np.bincount(hops[np.isfinite(hops)].astype(np.intp), minlength=len(nodes))
     reached = np.cumsum(counts) / (len(chosen) * (len(nodes) - 1))
     if reached[-1] < share:
         return float("inf")
     hops = int(np.searchsorted(reached, share))  # ≥ 1: no other peer is reached in 0 hops
     return float(hops - 1 + (share - reached[hops - 1]) / (reached[hops] - reached[hops - 1]))
-
-
-def _hop_counts(
-    links: csr_array, sources: NDArray[np.intp], max_hops_at_once: int
-) -> NDArray[np.float64]:
-    """Return how many pairs (source, other peer) have a distance of 0, 1, 2, … hops.
-
-    Breadth-first search from 64 sources at once, one bit each: a hop is one pass over the links.
-    """
-    incoming = csr_array(links.T)
-    receivers = np.flatnonzero(np.diff(incoming.indptr))
-    starts = incoming.indptr[:-1][receivers]
-    counts = np.zeros(1)
-    for batch in np.array_split(sources, ceil(len(sources) / 64)):
-        # For every peer, a bit for each source that reaches it.
-        reached = np.zeros(len(incoming.indptr) - 1, dtype=np.uint64)
-        reached[batch] = np.uint64(1) << np.arange(len(batch), dtype=np.uint64)
-        pairs = [len(batch)]  # reached pairs by number of hops
-        while receivers.size and (len(pairs) == 1 or pairs[-1] > pairs[-2]):
-            if len(pairs) > max_hops_at_once:
-                return _deep_hop_counts(links, sources)
-            reached[receivers] |= np.bitwise_or.reduceat(reached[incoming.indices], starts)
-            pairs.append(int(np.unpackbits(reached.view(np.uint8)).sum()))
-        new = np.diff(pairs, prepend=pairs[0])
-        counts = np.pad(counts, (0, max(0, len(new) - len(counts))))
-        counts[: len(new)] += new
-    return counts
-
-
-def _deep_hop_counts(links: csr_array, sources: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Return the same counts by a search from one source after the other."""
-    counts = np.zeros(len(links.indptr))
-    for source in sources:
-        hops = dijkstra(links, indices=int(source), unweighted=True)
-        hops[source] = np.inf
-        pairs = np.bincount(hops[np.isfinite(hops)].astype(np.intp))
-        counts[: len(pairs)] += pairs
-    return counts
 
 
 def weak_spots(graph: nx.Graph) -> tuple[list[Edge], list[int]]:
