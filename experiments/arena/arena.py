@@ -379,13 +379,7 @@ class Arena:
         self._refuse_state()
         return {
             "round": self._round,
-            "peers": {
-                learner.network.peer: {
-                    "network": learner.network.flat.detach().clone(),
-                    "learner": learner.state(),
-                }
-                for learner in self._learners
-            },
+            "peers": {learner.network.peer: learner_state(learner) for learner in self._learners},
             "averager": self._averager.state(),
             "twins": None if self.twins is None else self.twins.state(),
             "torch": torch.get_rng_state(),
@@ -573,11 +567,7 @@ class Twins:
 
     def state(self) -> dict[str, Any]:
         """Return what continuing takes."""
-        twins = [
-            {"network": twin.network.flat.detach().clone(), "learner": twin.state()}
-            for twin in self.alone
-        ]
-        return {"twins": twins, "trainings": self._trainings}
+        return {"twins": list(map(learner_state, self.alone)), "trainings": self._trainings}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
@@ -591,6 +581,11 @@ class Twins:
         self._arena.write_back()
         pairs = zip(self._learners, self.alone, strict=True)
         return tuple(measure_gain(learner, alone) for learner, alone in pairs)
+
+
+def learner_state(learner: Learner) -> dict[str, Any]:
+    """Return a learner's values and state, which `restore_learner` takes."""
+    return {"network": learner.network.flat.detach().clone(), "learner": learner.state()}
 
 
 def restore_learner(learner: Learner, saved: Mapping[str, Any]) -> None:

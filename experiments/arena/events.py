@@ -14,8 +14,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -53,7 +54,7 @@ from ...models import Learner, ModelError, Scorer, WeightAware, check_weights, n
 from ...models.stack import MemoryItem, MemoryNeeds
 from ...peer import MatchedStore, NetworkStore, blocks, schema_entries
 from .lockstep import Gossip, Mixing, Robust, Server, Steady
-from .network import CHANGE, CREDIT, PUSH, SETTLE, TRAIN, Clock, Timetable, World, share_rule
+from .network import CHANGE, CREDIT, PUSH, SETTLE, TRAIN, Clock, Timetable, World
 
 MOMENT = 1e-9
 """Virtual seconds that a message takes in lockstep; not 0, so that all messages of an exchange are sent
@@ -162,6 +163,26 @@ class Outcome(NamedTuple):
     acknowledged: bool
 
 
+ShareRule = Callable[[Any, Any], Any]
+"""(weights, neighbours in the push) → the units of weight that each neighbour receives; ints or arrays."""
+
+
+def share_rule(fraction: float | None) -> ShareRule:
+    """Equal parts for neighbours and the peer itself, or a fraction of its weight, split among neighbours.
+
+    Weights are whole units. The fraction is approximated by a ratio of integers that are small enough that
+    products with weights never overflow.
+    """
+    if fraction is None:
+        return lambda weight, fan: weight // (fan + 1)
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction is {fraction}, it must lie between 0 and 1")
+    numerator, denominator = Fraction(fraction).limit_denominator(1 << 20).as_integer_ratio()
+    return lambda weight, fan: (
+        (weight // denominator * numerator + weight % denominator * numerator // denominator) // fan
+    )
+
+
 class EventSimulator:
     """One gossiper for each peer, as live peers have it, and one heap of events.
 
@@ -255,35 +276,27 @@ class EventSimulator:
     def push(self, model: str, index: int, outcomes: Mapping[int, Outcome], now: float) -> bool:
         """Let a peer push a share to each of its receivers; False if its value is not finite.
 
-        The push is skipped if the weight is too small to be split or the value has hardly changed.
+        The push is skipped if the weight is too small to be split or the value has hardly changed. With
+        `steady`, a peer sends its value without weight, and nothing while it is a newcomer that waits for
+        the values of others.
         """
         gossiper, receivers = self.gossipers[index], len(outcomes)
+        names = sorted(self._names[other] for other in outcomes)
         if self._steady is not None:
-            return self._send_values(model, index, outcomes, now)
-        weight = gossiper.weight(model)
-        share: int = self._share(weight, receivers)
-        if min(share, weight - share * receivers) < MIN_WEIGHT:
-            return True
-        if self._links[index].skips(gossiper, model, receivers):
-            return True
-        names = sorted(self._names[other] for other in outcomes)
-        if not gossiper.push(model, dict.fromkeys(names, share), now):
-            return False
-        self._transmit(index, outcomes)
-        return True
-
-    def _send_values(
-        self, model: str, index: int, outcomes: Mapping[int, Outcome], now: float
-    ) -> bool:
-        """Let a peer send its value, without weight; nothing if it is a newcomer that waits for others'."""
-        gossiper = self.gossipers[index]
-        if not gossiper.injected(model):
-            return True
-        names = sorted(self._names[other] for other in outcomes)
-        if not gossiper.send_values(model, names, now):
-            return False
-        self._transmit(index, outcomes)
-        return True
+            if not gossiper.injected(model):
+                return True
+            is_sent = gossiper.send_values(model, names, now)
+        else:
+            weight = gossiper.weight(model)
+            share: int = self._share(weight, receivers)
+            if min(share, weight - share * receivers) < MIN_WEIGHT:
+                return True
+            if self._links[index].skips(gossiper, model, receivers):
+                return True
+            is_sent = gossiper.push(model, dict.fromkeys(names, share), now)
+        if is_sent:
+            self._transmit(index, outcomes)
+        return bool(is_sent)
 
     def _transmit(self, index: int, outcomes: Mapping[int, Outcome]) -> int:
         """Schedule the outcomes of the transfers that a gossiper sends; return their number."""
@@ -532,9 +545,8 @@ class Lockstep(EventSimulator):
 
     def serve(self) -> None:
         """Average every model once through its server."""
+        self._raise_if_any_not_finite()
         for index, gossiper in self.gossipers.items():
-            for model in gossiper.models:
-                self._raise_if_not_finite(index, model)
             self._modes[index].begin_round(gossiper, self._round)
         sent = 1
         while sent:
@@ -548,9 +560,8 @@ class Lockstep(EventSimulator):
     def exchange_values(self) -> None:
         """Let all peers send their values at the same time, each to some neighbours; then follow them."""
         outcomes = dict.fromkeys(self.gossipers, self._at_once())
-        for index, gossiper in self.gossipers.items():
-            for model in gossiper.models:
-                self._raise_if_not_finite(index, model)
+        self._raise_if_any_not_finite()
+        for gossiper in self.gossipers.values():
             assert isinstance(gossiper.mode, SteadyMode)
             gossiper.mode.request()
             gossiper.tick(self.now)
@@ -579,6 +590,12 @@ class Lockstep(EventSimulator):
         if (first, second) not in self._introduced:
             self._introduced |= {(first, second), (second, first)}
             self.introduce(first, second)
+
+    def _raise_if_any_not_finite(self) -> None:
+        """Raise ModelError, naming peer and model, if a value of any peer is NaN or infinite."""
+        for index, gossiper in self.gossipers.items():
+            for model in gossiper.models:
+                self._raise_if_not_finite(index, model)
 
     def _raise_if_not_finite(self, index: int, model: str) -> None:
         """Raise ModelError if a peer's value is NaN or infinite; live peers would skip such a push."""

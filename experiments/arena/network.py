@@ -16,7 +16,6 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from fractions import Fraction
 from typing import Any, Self, TypeAlias
 
 import networkx as nx
@@ -390,9 +389,6 @@ def _padded(rows: Iterable[list[float]], extra: int) -> Floats:
 # Kinds of events. A peer's events at the same time happen in this order.
 CHANGE, CREDIT, SETTLE, TRAIN, PUSH = range(5)
 
-ShareRule = Callable[[Any, Any], Any]
-"""(weights, neighbours in the push) → the units of weight that each neighbour receives; ints or arrays."""
-
 _KEY_BITS = (
     44  # bits of a 64-bit sort key that are random; the higher bits are the index of the push
 )
@@ -613,19 +609,3 @@ class Timetable:
 def _after(time: Floats, duration: Floats) -> Floats:
     """The end of a duration, which is always later than its start, even after rounding."""
     return np.maximum(time + duration, np.nextafter(time, np.inf))
-
-
-def share_rule(fraction: float | None) -> ShareRule:
-    """Equal parts for neighbours and the peer itself, or a fraction of its weight, split among neighbours.
-
-    Weights are whole units. The fraction is approximated by a ratio of integers that are small enough that
-    products with weights never overflow.
-    """
-    if fraction is None:
-        return lambda weight, fan: weight // (fan + 1)
-    if not 0 < fraction < 1:
-        raise ValueError(f"fraction is {fraction}, it must lie between 0 and 1")
-    numerator, denominator = Fraction(fraction).limit_denominator(1 << 20).as_integer_ratio()
-    return lambda weight, fan: (
-        (weight // denominator * numerator + weight % denominator * numerator // denominator) // fan
-    )

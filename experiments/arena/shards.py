@@ -32,6 +32,7 @@ from gossamer.errors import GossamerError
 from ...models import Metrics, ModelError, SlicedNetwork, networks_by_model
 from ..cli import console
 from ..config.tables import Config, ConfigError
+from .run_files import flat_keys
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -424,20 +425,9 @@ def require_agreement(ranks: RankGroup, facts: Mapping[str, object], source: str
 
 def facts_of(config: Config) -> dict[str, object]:
     """Return what must be equal on all ranks: the versions, and every key of the config."""
-    facts: dict[str, object] = {
+    keys = flat_keys(config.model_dump(mode="json"))
+    return {
         "the version of gossamer": __version__,
         "the version of torch": torch.__version__,
+        **{f"key {key!r}": value for key, value in keys.items()},
     }
-
-    def add(prefix: str, value: object) -> None:
-        if isinstance(value, dict):
-            for key, entry in value.items():
-                add(f"{prefix}.{key}" if prefix else str(key), entry)
-        elif isinstance(value, list):
-            for number, entry in enumerate(value):
-                add(f"{prefix}.{number}", entry)
-        else:
-            facts[f"key {prefix!r}"] = value
-
-    add("", config.model_dump(mode="json"))
-    return facts

@@ -46,6 +46,7 @@ from .events import Wire
 from .lockstep import Gossip, Mixing, Robust, Server, Steady
 from .run_files import (
     all_callbacks,
+    flat_keys,
     gain_record,
     open_run_folder,
     save_networks,
@@ -400,11 +401,16 @@ def _resume(
         tree = read_arena_state(path)
     except ModelError as error:
         raise ConfigError(f"--resume {folder}: {error}") from None
-    saved, own = tree["config"], config.model_dump(mode="json")
-    if key := _first_difference(saved, own, FREE_KEYS):
+    saved, own = flat_keys(tree["config"]), flat_keys(config.model_dump(mode="json"))
+    different = [
+        key
+        for key in (saved | own)
+        if saved.get(key) != own.get(key) and key.partition(".")[0] not in FREE_KEYS
+    ]
+    if different:
         raise ConfigError(
-            f"{source}: key {key!r}: {path} is of a run with another value; continue with the same config, "
-            f"which is in {folder / 'config.json'}"
+            f"{source}: key {different[0]!r}: {path} is of a run with another value; continue with "
+            f"the same config, which is in {folder / 'config.json'}"
         )
     if tree["files"] != fingerprint(_without_callbacks(config), source):
         raise ConfigError(
@@ -421,22 +427,6 @@ def _resume(
             f"{source}: key 'rounds': {path} is of round {last}, so nothing is left to run; raise 'rounds'"
         )
     return [each for each in read_records(folder / "metrics.jsonl") if each["round"] <= last]
-
-
-def _first_difference(one: Any, other: Any, leave_out: Sequence[str] = ()) -> str:
-    """Return the path of the first key in which two tables differ; empty if none does."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in (*one, *(key for key in other if key not in one)):
-            if key in leave_out or one.get(key) == other.get(key):
-                continue
-            inner = _first_difference(one.get(key), other.get(key))
-            return f"{key}.{inner}" if inner else str(key)
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for index, (left, right) in enumerate(zip(one, other, strict=True)):
-            if left != right:
-                inner = _first_difference(left, right)
-                return f"{index}.{inner}" if inner else str(index)
-    return ""
 
 
 def _simulate_other_rank(

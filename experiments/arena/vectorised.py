@@ -21,6 +21,7 @@ import networkx as nx
 import numpy as np
 
 from ...gossip import MIN_WEIGHT, ONE
+from .events import share_rule
 from .network import (
     CHANGE,
     CREDIT,
@@ -36,7 +37,6 @@ from .network import (
     Timetable,
     Transfers,
     World,
-    share_rule,
 )
 
 Values: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
