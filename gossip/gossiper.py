@@ -64,8 +64,8 @@ Admit: TypeAlias = Callable[[Give], Give | str]
 is refused."""
 
 
-Outgoing: TypeAlias = Mapping[str, tuple[Array, Packed | None, int]]
-"""By receiver: the value that it will read, its compressed form if it has one, and the weight."""
+Debited: TypeAlias = Mapping[str, tuple[Array, Packed | None, int]]
+"""By receiver: the value that it will read, its compressed form if it has one, and the weight to send."""
 
 
 def new_session() -> str:
@@ -435,7 +435,7 @@ class Gossiper:
 
     def _debit(
         self, model: str, shares: Mapping[str, int], plain: bool, exact_shares: bool
-    ) -> Outgoing | None:
+    ) -> Debited | None:
         """Debit shares of a model and return what to send; None if the value is not finite."""
         if plain or not self.links.compresses(model):
             value = self._balances.take(model, sum(shares.values()), self.lossy)
@@ -461,18 +461,18 @@ class Gossiper:
     ) -> bool:
         """Debit shares and send them; return False, and count it, if the value cannot be sent."""
         try:
-            outgoing = self._debit(model, shares, plain, exact_shares)
+            debited = self._debit(model, shares, plain, exact_shares)
         except WireError as error:  # raised by `lossy`, before anything was debited
             text, cause = "peer %s cannot share model %s: %s", "own-value-too-large"
             log_repeated(_log, self.counters, cause, text, self.peer, model, error)
             return False
-        if outgoing is None:
+        if debited is None:
             self.counters["own-value-not-finite"] += 1
             self._warn_if_diverged(model)
             return False
-        for peer, sent in outgoing.items():
+        for peer, sent in debited.items():
             self._open_transfer(model, peer, sent, now, tag)
-        self.counters["push"] += len(outgoing)
+        self.counters["push"] += len(debited)
         return True
 
     def _open_transfer(
