@@ -75,17 +75,6 @@ def open_run_folder(
             written += save_networks(members, out)
 
 
-def flat_keys(value: Any, path: str = "") -> dict[str, Any]:
-    """Return all values in a tree of tables and lists, by their paths: `{"data.set": "digits", …}`."""
-    if not isinstance(value, dict | list):
-        return {path: value}
-    entries = value.items() if isinstance(value, dict) else enumerate(value)
-    flat = {}
-    for key, entry in entries:
-        flat |= flat_keys(entry, f"{path}.{key}" if path else str(key))
-    return flat
-
-
 def test_record(peer: Member | PeerFacts, test: Metrics) -> dict[str, object]:
     """Return what metrics.jsonl says about every test of a peer."""
     return {"peer": peer.name, "task": peer.task, **as_record(test)}

@@ -31,8 +31,7 @@ from gossamer.errors import GossamerError
 
 from ...models import Metrics, ModelError, SlicedNetwork, networks_by_model
 from ..cli import console
-from ..config.tables import Config, ConfigError
-from .run_files import flat_keys
+from ..config.tables import Config, ConfigError, flat_keys
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -37,7 +37,7 @@ from ..build import (
 from ..cli import console
 from ..config.named_files import fingerprint
 from ..config.needs import refuse_conflicts, warn_unused_keys
-from ..config.tables import Config, ConfigError
+from ..config.tables import Config, ConfigError, flat_keys
 from ..data import Dataset, PeerDatasets, load_or_stream
 from ..graphs.swarm import WINDOW, check_robust, mixing_of, push_graph, pushes_of, swarm_graph
 from ..results import CHECKPOINT_FILE, SHARING_FILE, Results, make_folder, read_records, write_json
@@ -46,7 +46,6 @@ from .events import Wire
 from .lockstep import Gossip, Mixing, Robust, Server, Steady
 from .run_files import (
     all_callbacks,
-    flat_keys,
     gain_record,
     open_run_folder,
     save_networks,

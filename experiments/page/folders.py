@@ -105,9 +105,10 @@ class Folder:
             run = "virtual"
         # A sweep may give a key its effect in some of its runs.
         no_effect = [] if self.command == "sweep" else [key for key, _ in unused(config, run)]
+        changed = config.model_dump(mode="json", exclude_defaults=True) | others
         return {
             key: text
-            for key, text in _flat(config.model_dump(mode="json", exclude_defaults=True) | others)
+            for key, text in flat_keys(changed).items()
             if not any(f"{key}.".startswith(f"{each}.") for each in no_effect)
         }
 
