@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -31,12 +31,20 @@ from .wire import Give, Tag
 
 if TYPE_CHECKING:
     from .gossiper import Gossiper
-    from .robust import RobustMean
 
 MAX_WAITING = 2
 """The most pushes of a partial model that wait in asynchronous gossip."""
 GATHER, RETURN = 0, 1
 """The two exchanges of a server's round: clients to server, server to clients."""
+
+
+class ValueMean(Protocol):
+    """A mean of values without weight in the place of push-sum's; `RobustMean`, in robust.py, is one."""
+
+    def add(self, gossiper: Gossiper, give: Give) -> Array | str: ...
+    def combine(self, gossiper: Gossiper, model: str) -> None: ...
+    def rows(self) -> list[list[Any]]: ...
+    def restore(self, rows: Sequence[Sequence[Any]]) -> None: ...
 
 
 class Mode:
@@ -302,7 +310,7 @@ class RoundsMode(Mode):
         *,
         sources: Mapping[str, Collection[str]] | None = None,
         shares: Mapping[str, Mapping[str, float | Fraction]] | None = None,
-        robust: RobustMean | None = None,
+        robust: ValueMean | None = None,
     ) -> None:
         if exchanges < 1:
             raise ValueError(f"rounds mode: exchanges is {exchanges}, must be at least 1")
@@ -514,7 +522,7 @@ class ServerMode(Mode):
         servers: Mapping[str, str],
         server_of: Callable[[str], str] | None = None,
         *,
-        robust: RobustMean | None = None,
+        robust: ValueMean | None = None,
     ) -> None:
         self._peer, self._server_of = peer, server_of
         self._robust, self.weightless = robust, robust is not None
