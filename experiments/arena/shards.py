@@ -417,7 +417,7 @@ def require_agreement(ranks: RankGroup, facts: Mapping[str, object], source: str
             first, other = by_rank[0].get(key), others.get(key)
             if first != other:
                 raise ConfigError(
-                    f"{source}: {key} is {first!r} on rank 0 and {other!r} on rank {rank}: start all ranks "
+                    f"{source}: {key} is {first} on rank 0 and {other} on rank {rank}: start all ranks "
                     "with the same config, data and version of gossamer"
                 )
 

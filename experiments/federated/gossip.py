@@ -174,7 +174,6 @@ class ArenaState:
 class ArenaMethod(Method):
     """A method whose clients gossip the cells that they share, in the arena."""
 
-    topology: str
     exchanges: Count = 1
     """How often clients exchange values in a round. Raise it when they disagree; the bytes sent grow in
     proportion."""

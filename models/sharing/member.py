@@ -411,10 +411,15 @@ class SharingMember:
 
 def check_learner(learner: object) -> SgdLearner:
     """Return the learner if it can take part in deciding; otherwise raise ModelError."""
-    if type(learner) is not SgdLearner or learner.proximal:
+    if type(learner) is not SgdLearner:
         raise ModelError(
-            "deciding what to share needs learners with a loss per sample (SgdLearner without a proximal "
-            f"term), not {type(learner).__name__}"
+            "deciding what to share needs learners with a loss per sample (SgdLearner), not "
+            f"{type(learner).__name__}"
+        )
+    if learner.proximal:
+        raise ModelError(
+            "deciding what to share compares losses, and this learner adds a proximal term of "
+            f"{learner.proximal} to them: leave it out"
         )
     return learner
 

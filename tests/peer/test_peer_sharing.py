@@ -554,6 +554,8 @@ def test_a_learner_with_which_nothing_can_be_decided_is_one_line(
 
     few, other, frozen = make("a", samples=9), make("a"), make("a")
     other.__class__ = Other
+    proximal = make("a")
+    proximal.proximal = 0.1
     layers = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
     normed = SlicedNetwork(
         nn.Sequential(*layers), {"all": 1.0}, peer="a", rest=None, buffers="local"
@@ -562,6 +564,7 @@ def test_a_learner_with_which_nothing_can_be_decided_is_one_line(
     for learner, reason in (
         (few, r"9 training samples, and sharing = \"auto\" holds some out, which takes 10$"),
         (other, r"needs learners with a loss per sample \(SgdLearner\), not Other$"),
+        (proximal, "adds a proximal term of 0.1 to them: leave it out$"),
         (own_statistics, r"leave out buffers, or set buffers = \"average\"$"),
     ):
         with pytest.raises(PeerError, match=f"^peer a: .*{reason}"):
