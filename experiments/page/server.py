@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast, get_args
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.document import Document
-from bokeh.server.auth_provider import NullAuth
+from bokeh.server.auth_provider import AuthProvider
 from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
 from bokeh.server.util import bind_sockets
@@ -346,7 +346,7 @@ def _stop_updating(doc: Any) -> None:
         doc.remove_periodic_callback(callback)
 
 
-class _TokenAuth(NullAuth):
+class _TokenAuth(AuthProvider):
     """Lets in who names the token in the address; a cookie carries it to the page's websocket."""
 
     COOKIE = "gossamer-page"

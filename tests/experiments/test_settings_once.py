@@ -90,7 +90,11 @@ COMMAND_LINE_ONLY = {"replace"}
 DEVICE_FILE_ONLY = {"discovery", "samples_folder", "window"}
 
 DECLARED_MORE_THAN_ONCE = {
-    "exchanges": {"NeighbourSettings", "Gossip", "ArenaMethod"},  # a config may leave it to the graph
+    "exchanges": {
+        "NeighbourSettings",
+        "Gossip",
+        "ArenaMethod",
+    },  # a config may leave it to the graph
     "trust": {"Settings", "Config", "JoinConfig"},  # in files it is a table with a kind
     "gain": {"ScheduleSettings", "Network"},  # what a peer gains; the scale of starting weights
     "matching": {"MatchingSettings", "Model"},  # a config says it of each of its models
