@@ -127,7 +127,7 @@ def invite_command(
 
     key = security.Identity.load(owner)
     if peer is not None:
-        label, public = security.read_labelled(peer)
+        label, public = security.read_labelled_key(peer)
         invitation = security.invite(key, swarm, label, public, models=model, days=days or 365.0)
         security.save_invitation(out, invitation)
     else:

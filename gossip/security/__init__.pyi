@@ -14,7 +14,7 @@ from .identity import check_label as check_label
 from .identity import id_of as id_of
 from .identity import peer_id as peer_id
 from .identity import public_text as public_text
-from .identity import read_labelled as read_labelled
+from .identity import read_labelled_key as read_labelled_key
 from .identity import read_public as read_public
 from .identity import read_secret as read_secret
 from .identity import write_secret as write_secret

@@ -47,7 +47,7 @@ from . import signed
 from .identity import Identity, TrustError
 from .members import INCARNATION_BYTES, Member, StatusHead
 
-if TYPE_CHECKING:  # 9 MB that a device without trust does not load
+if TYPE_CHECKING:  # 9 MB that a peer without [trust] does not load
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 

@@ -1,7 +1,7 @@
-"""A peer's identity: an Ed25519 key, stored in a private file, and the name derived from it; also TrustError.
+"""A peer's identity: an Ed25519 key, stored in a private file, and the name derived from it.
 
 A peer with an identity is called `label@id`. The id is the beginning of the SHA-256 of its public key, so the
-name itself determines which key must sign statements under that name; the label is for people.
+name itself determines which key must sign the peer's statements (see signed.py); the label is for people.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from gossamer.errors import GossamerError
 
 from ..topics import check_name
 
-if TYPE_CHECKING:  # 9 MB that a device without trust does not load
+if TYPE_CHECKING:  # 9 MB that a peer without [trust] does not load
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 Cause: TypeAlias = Literal[
     "malformed",  # too short, too long, or unreadable
     "signature",  # signed by another key, for another topic, or changed on the way
-    "identity",  # the public key does not belong to the peer's name
+    "identity",  # the public key does not belong to the peer's name, or the label is not allowed
     "second-name",  # the key belongs to a member with another name
     "uninvited",  # no invitation, or one that the owner did not sign
     "expired",  # the invitation has expired
-    "used-up",  # the ticket, or this peer's memory, admits no more peers
+    "used-up",  # the ticket, or a limit of this peer, admits no more peers
     "revoked",  # the peer or its invitation is on the revocation list
-    "stale",  # older than the card, status, list or key that is known already
+    "stale",  # older than the card, status, revocation list or key that is known already
     "clock",  # dated in the future: one of the two clocks is wrong
-    "old-card",  # issued too long ago: its peer is gone, or one of the two clocks is wrong
-    "unanswered",  # a status under our own name, of another incarnation that does not answer us
+    "old-card",  # issued too long ago: its peer no longer runs, or one of the two clocks is wrong
+    "unanswered",  # a status under our own name, of an incarnation that may have ended (see NameClaim)
     "unknown-sender",  # no valid card of the sender's incarnation is known
     "not-a-member",  # the peer is admitted, but not to this partial model
     "behind",  # the sender lacks our revocation list
@@ -54,7 +54,7 @@ class TrustError(GossamerError, ValueError):
 
 
 class MisdatedCard(TrustError):
-    """A card that is valid except for its date `issued`, which is ahead of our time or too long ago."""
+    """A card that is valid except for its date `issued`, which is in the future or too long ago for us."""
 
     def __init__(self, cause: Cause, message: str, issued: float) -> None:
         super().__init__(cause, message)
@@ -94,7 +94,7 @@ def check_key(name: str, public: bytes) -> None:
     """Raise TrustError unless the id in `name` is that of the key `public`."""
     _, at, expected_id = name.rpartition("@")
     if not at or expected_id != peer_id(public):
-        raise TrustError("identity", f"{name!r} is not a name of the key with id {peer_id(public)}")
+        raise TrustError("identity", f"{name!r} does not end with its key's id, {peer_id(public)}")
 
 
 def verify(public: bytes, signature: bytes, data: bytes) -> bool:
@@ -155,7 +155,7 @@ class Identity:
 
     def to_text(self) -> str:
         """Return the content of a key file: whoever has it can act as this peer."""
-        return f"{_PRIVATE_PREFIX}{self.label}:{to_text(self.secret())}\n"
+        return f"{_PRIVATE_PREFIX}{self.label}:{to_base64(self.secret())}\n"
 
     @classmethod
     def load(cls, path: Path) -> Identity:
@@ -168,11 +168,11 @@ class Identity:
 
     @classmethod
     def parse(cls, text: str) -> Identity:
-        """Return the identity of a text that `to_text` made; ValueError if it is none."""
+        """Return the identity in the content of a key file; ValueError if there is none."""
         label, _, key = text.strip().removeprefix(_PRIVATE_PREFIX).partition(":")
         if not text.startswith(_PRIVATE_PREFIX):
             raise ValueError(f"it does not start with {_PRIVATE_PREFIX!r}")
-        return cls.from_secret(label, from_text(key))
+        return cls.from_secret(label, from_base64(key))
 
     @classmethod
     def from_secret(cls, label: str, secret: bytes) -> Identity:
@@ -183,11 +183,11 @@ class Identity:
 
 
 def public_text(public: bytes, label: str = "") -> str:
-    """Return a public key as a line of text for people to exchange; with the peer's label, for `invite`."""
-    return f"{_PUBLIC_PREFIX}{to_text(public)}" + (f":{label}" if label else "")
+    """Return a public key as a line of text for people to exchange, followed by `label` if it is given."""
+    return f"{_PUBLIC_PREFIX}{to_base64(public)}" + (f":{label}" if label else "")
 
 
-def read_labelled(text: str) -> tuple[str, bytes]:
+def read_labelled_key(text: str) -> tuple[str, bytes]:
     """Return the label and the key in a line that `public_text` made for a peer."""
     key = read_public(text)
     label = text.strip().removeprefix(_PUBLIC_PREFIX).partition(":")[2]
@@ -202,7 +202,7 @@ def read_labelled(text: str) -> tuple[str, bytes]:
 def read_public(text: str) -> bytes:
     """Return the key in a line that `public_text` made; TrustError if there is none."""
     try:
-        key = from_text(text.strip().removeprefix(_PUBLIC_PREFIX).partition(":")[0])
+        key = from_base64(text.strip().removeprefix(_PUBLIC_PREFIX).partition(":")[0])
         if len(key) != 32:
             raise ValueError(f"{len(key)} bytes, not 32")
     except ValueError as error:
@@ -237,23 +237,23 @@ def read_secret(path: Path) -> str:
             if permissions & 0o077:
                 raise TrustError(
                     "file",
-                    f"{path}: other users can read it (permissions {permissions:o}): chmod 600 it, or make "
-                    "a new key",
+                    f"{path}: other users can read it (permissions {permissions:o}): chmod 600 it, or "
+                    "replace it",
                 )
             return file.read(65536)
     except UnicodeDecodeError:
-        raise TrustError("file", f"{path}: is not a key file") from None
+        raise TrustError("file", f"{path}: is not a text file") from None
     except OSError as error:
         raise TrustError("file", f"{path}: cannot be read: {error.strerror}") from None
 
 
-def to_text(data: bytes) -> str:
+def to_base64(data: bytes) -> str:
     """Return bytes as URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-def from_text(text: str) -> bytes:
-    """Return the bytes of a text that `to_text` made; ValueError if it is not base64."""
+def from_base64(text: str) -> bytes:
+    """Return the bytes that `to_base64` encoded; ValueError if the text is not base64."""
     if not text.isascii():
         raise ValueError("not base64")
     return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

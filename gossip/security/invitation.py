@@ -31,10 +31,10 @@ from .identity import (
     Identity,
     TrustError,
     check_label,
-    from_text,
+    from_base64,
     peer_id,
     read_secret,
-    to_text,
+    to_base64,
     verify,
     write_secret,
 )
@@ -122,12 +122,12 @@ class Admission:
             raise TrustError("file", f"{path}: cannot be read: {error}") from None
         try:
             if text.startswith(_INVITATION_PREFIX):
-                return cls(from_text(text.removeprefix(_INVITATION_PREFIX)))
+                return cls(from_base64(text.removeprefix(_INVITATION_PREFIX)))
             if text.startswith(_TICKET_PREFIX):
                 invitation, _, secret = (
                     read_secret(path).strip().removeprefix(_TICKET_PREFIX).partition(":")
                 )
-                return endorse(from_text(invitation), from_text(secret), identity)
+                return endorse(from_base64(invitation), from_base64(secret), identity)
         except TrustError:
             raise
         except ValueError:
@@ -236,7 +236,7 @@ def read_claims(invitation: bytes, owner: bytes) -> Claims:
 
 def invitation_text(invitation: bytes) -> str:
     """Return the content of an invitation's file."""
-    return f"{_INVITATION_PREFIX}{to_text(invitation)}\n"
+    return f"{_INVITATION_PREFIX}{to_base64(invitation)}\n"
 
 
 def save_invitation(path: Path, invitation: bytes) -> None:
@@ -250,7 +250,7 @@ def save_invitation(path: Path, invitation: bytes) -> None:
 
 def save_ticket(path: Path, invitation: bytes, secret: bytes) -> None:
     """Write a ticket with its private key to a secret file: anybody who can read it can join."""
-    write_secret(path, f"{_TICKET_PREFIX}{to_text(invitation)}:{to_text(secret)}\n")
+    write_secret(path, f"{_TICKET_PREFIX}{to_base64(invitation)}:{to_base64(secret)}\n")
 
 
 def _issue(

@@ -227,7 +227,7 @@ class Register:
             # If it were accepted, the cards that the peer issues after correcting its clock would look old.
             raise MisdatedCard(
                 "clock",
-                f"the card of {peer} is dated {issued - now:.0f} s ahead of our time: its clock is "
+                f"the card of {peer} is dated {issued - now:.0f} s ahead of our clock: its clock is "
                 "ahead, or ours is behind",
                 issued,
             )
@@ -235,7 +235,7 @@ class Register:
             raise MisdatedCard(
                 "old-card",
                 f"the card of {peer} was issued {(now - issued) / 3600:.0f} h ago, and is valid for "
-                f"{MAX_CARD_AGE / 3600:.0f}: the peer is gone, its clock is behind, or ours is ahead",
+                f"{MAX_CARD_AGE / 3600:.0f}: the peer no longer runs, its clock is behind, or ours is ahead",
                 issued,
             )
         admitted = frozenset(model for model in card.models if claims.admits(model))
@@ -295,7 +295,7 @@ class Register:
             # The holder of a ticket can endorse any number of keys.
             raise TrustError("unknown-sender", f"a goodbye of {peer}, which was not admitted here")
         if edition.issued > now + CLOCK_SKEW:
-            raise TrustError("clock", f"the goodbye of {peer} is dated ahead of our time")
+            raise TrustError("clock", f"the goodbye of {peer} is dated ahead of our clock")
         newest = self._newest(peer)
         if newest is not None and edition.precedes(newest):
             raise TrustError("stale", f"a goodbye of {peer} from before the card that is known")
@@ -397,7 +397,7 @@ def _signing_key(head: Mapping[str, Any], peer: str) -> bytes:
 
 
 def is_recent(issued: float, now: float) -> bool:
-    """Return True if a card of this date is valid now: neither dated ahead of our time nor too old."""
+    """Return True if a card of this date is valid now: neither dated ahead of our clock nor too old."""
     return now - MAX_CARD_AGE - CLOCK_SKEW <= issued <= now + CLOCK_SKEW
 
 
@@ -450,7 +450,7 @@ class EarlyStatuses:
 
 
 class MisdatedCards:
-    """Invited peers' cards that are dated ahead of our time, or too long ago, until our clock is corrected.
+    """Invited peers' cards that are dated ahead of our clock, or too long ago, until our clock is corrected.
 
     The broker delivers retained cards once, when we connect, and a device without a battery-backed clock may
     connect before it has the time.

@@ -383,7 +383,7 @@ def test_a_card_from_the_future_is_refused_by_name(caplog, ahead, known):
     assert hears_card(anna, ben) is (ben.name in anna.security.register.members) is known
     assert anna.security.counters["untrusted-clock"] == (not known)
     told = (
-        f"the card of {ben.name} is dated {ahead:.0f} s ahead of our time: its clock is ahead, or"
+        f"the card of {ben.name} is dated {ahead:.0f} s ahead of our clock: its clock is ahead, or"
     )
     assert (told in caplog.text) is not known
 
