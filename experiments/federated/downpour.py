@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ...gossip import Count, Positive
 from .method import Client, RoundContext, ServerMethod
 
-if TYPE_CHECKING:  # a method's settings are read and explained without torch
+if TYPE_CHECKING:  # so that reading a config and `gossamer explain` do not import torch
     from torch import Tensor
 
 

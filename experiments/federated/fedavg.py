@@ -36,7 +36,7 @@ from ...gossip import Positive
 from ...models import ModelError
 from .method import Client, RoundContext, ServerMethod, Strength, mean
 
-if TYPE_CHECKING:  # a method's settings are read and explained without torch
+if TYPE_CHECKING:  # so that reading a config and `gossamer explain` do not import torch
     from torch import Tensor
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...models.fednp import FedNPOptions
 from .method import Client, RoundContext, ServerMethod, mean
 
-if TYPE_CHECKING:  # a method's settings are read and explained without torch
+if TYPE_CHECKING:  # so that reading a config and `gossamer explain` do not import torch
     from torch import Tensor
 
     from ...models.fednp import FedNPLearner, Natural

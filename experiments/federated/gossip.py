@@ -28,7 +28,7 @@ from ...models import ModelError
 from ..config.tables import Fraction
 from .method import GLOBAL_MODEL, Client, Method, NonzeroFraction, RoundContext
 
-if TYPE_CHECKING:  # a method's settings are read and explained without torch
+if TYPE_CHECKING:  # so that reading a config and `gossamer explain` do not import torch
     import networkx as nx
 
     from ...models import SlicedNetwork

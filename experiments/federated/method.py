@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from ...gossip import Compress, Count, Positive, SettingsTable
 from ...models import ModelError
 
-if TYPE_CHECKING:  # a method's settings are read and explained without torch
+if TYPE_CHECKING:  # so that reading a config and `gossamer explain` do not import torch
     from torch import Tensor
 
     from ...models import GradientTerm, Metrics, SgdLearner, SlicedNetwork

@@ -18,7 +18,7 @@ from ...gossip import Positive
 from ...models import ModelError
 from .method import Client, RoundContext, ServerMethod, Strength, mean
 
-if TYPE_CHECKING:  # a method's settings are read and explained without torch
+if TYPE_CHECKING:  # so that reading a config and `gossamer explain` do not import torch
     from torch import Tensor, nn
 
     from ...models import SlicedNetwork
@@ -48,7 +48,7 @@ class Moon(ServerMethod):
     def round(self, state: State, clients: Sequence[Client], context: RoundContext) -> State:
         w, previous, trained, n = state.w, list(state.previous), [], []
         for k, client in self.participants(clients, context, w):
-            with contrastive_loss(client, w, previous[k], self.mu, self.temperature):
+            with adding_contrastive_term(client, w, previous[k], self.mu, self.temperature):
                 client.train()
             previous[k] = client.values()
             trained.append(context.to_server(previous[k], relative_to=w))
@@ -57,7 +57,7 @@ class Moon(ServerMethod):
 
 
 @contextmanager
-def contrastive_loss(
+def adding_contrastive_term(
     client: Client, w: Tensor, previous: Tensor, mu: float, tau: float
 ) -> Iterator[None]:
     """Return a context in which the contrastive term is added to the client's loss.
@@ -69,7 +69,7 @@ def contrastive_loss(
 
     learner, module = client.learner, client.network.module
     supervised = learner.loss
-    with _recorded_inputs(module) as recorded:
+    with _recording_last_call(module) as recorded:
 
         def loss(outputs: Tensor, labels: Tensor) -> Tensor:
             x, z = recorded["x"], recorded["z"]
@@ -78,7 +78,7 @@ def contrastive_loss(
                 z_glob = recorded["z"]
                 functional_call(module, _tensors_by_name(learner.network, previous), (x,))
                 z_prev = recorded["z"]
-            return supervised(outputs, labels) + mu * contrastive(z, z_glob, z_prev, tau)
+            return supervised(outputs, labels) + mu * contrastive_loss(z, z_glob, z_prev, tau)
 
         learner.loss = loss
         try:
@@ -87,7 +87,7 @@ def contrastive_loss(
             learner.loss = supervised
 
 
-def contrastive(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
+def contrastive_loss(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
     """Return ℓ_con, one number per sample."""
     from torch.nn import functional as F
 
@@ -111,8 +111,8 @@ def last_linear(module: nn.Module) -> nn.Linear:
 
 
 @contextmanager
-def _recorded_inputs(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Return a context with a dict of what the module computed last: its input "x" and representation "z"."""
+def _recording_last_call(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Return a context with a dict of the input "x" and representation "z" of the module's latest call."""
     recorded: dict[str, Tensor] = {}
 
     def record_input(_: nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -133,7 +133,7 @@ def _recorded_inputs(module: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _tensors_by_name(network: SlicedNetwork, values: Tensor) -> dict[str, Tensor]:
-    """Return parameters by name, with the values of a flat vector, and copies of the network's buffers."""
+    """Return the parameters that a flat vector holds, and copies of the network's buffers, by name."""
     tensors, start = {name: value.clone() for name, value in network.module.named_buffers()}, 0
     for name, parameter in network.parameters.items():
         tensors[name] = values[start : start + parameter.numel()].view_as(parameter)
