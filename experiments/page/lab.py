@@ -347,7 +347,7 @@ class Bench:
             self._read_at = now
         if self._playback is not None:
             end = self._playback.run.end
-            self._position = min(self._position + passed * run.whole / PLAY_SECONDS, end)
+            self._position = min(self._position + passed * run.length / PLAY_SECONDS, end)
             self.history = self._playback.advance(self._position)
             self._draw_spread()
         if done and (self._playback is None or self._position >= self._playback.run.end):

@@ -1,11 +1,10 @@
-"""A set-up of the lab: what is chosen on the page as a graph and as a config, and its run."""
+"""A set-up of `gossamer lab`: the choices in one column of its page, as a graph and a config, and its run."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
@@ -48,7 +47,7 @@ _HIDDEN = {"name": "hidden", "layout": "64-30-0"}
 SHARING: dict[str, dict[str, Any]] = {
     "nothing: every peer learns alone": {"models": []},
     "everything": {"models": [{"name": "all", "layout": "64-30-10"}]},
-    "hidden cells; outputs stay each peer's own": {"models": [_HIDDEN]},
+    "hidden cells; every peer has its own outputs": {"models": [_HIDDEN]},
     "hidden cells; outputs among peers with the same task": {
         "models": [_HIDDEN, {"name": "{task}", "layout": "0-0-10", "depends": ["hidden"]}]
     },
@@ -81,17 +80,18 @@ class SetUp:
     directed: bool = False
 
     def load(self) -> SwarmGraph:
-        """Build the graph; raises TopologyError if it cannot be. It may be in several pieces."""
+        """Build the graph, which need not be connected; raises TopologyError if it cannot be built."""
         if self.links is not None or self.graph == NO_LINKS:
             return self._swarm_graph(self.links or (), self.directed)
         if self.graph.endswith(".toml"):
             raise TopologyError(f"{self.graph}: name a graph, not a config")
         kind = parse(self.graph)[0]
-        if kind not in (*BUILDERS, *SCHEDULES):  # files and most functions have a size of their own
-            with suppress(TopologyError):
+        if kind not in (*BUILDERS, *SCHEDULES):
+            try:
                 return load_graph(self.graph, seed=self.seed, check_connected=False)
-            if kind == "file":
-                return load_graph(self.graph, seed=self.seed, check_connected=False)
+            except TopologyError:  # a function of networkx may need the number of peers
+                if kind == "file":
+                    raise
         return load_graph(self.graph, self.peers, seed=self.seed, check_connected=False)
 
     def _swarm_graph(self, links: tuple[Link, ...], directed: bool) -> SwarmGraph:
@@ -107,17 +107,16 @@ class SetUp:
                 f"{self.graph} changes in every step, so its links cannot be cut or added; pick another graph"
             )
         graph = loaded.graph
-        ends = {(a, b), (b, a)}
-        kept = tuple(link for link in graph.edges if link not in ends)
-        both = ends if graph.is_directed() else {(min(a, b), max(a, b))}
-        if len(kept) == graph.number_of_edges():
-            kept = (*kept, *both)
+        both_ways = {(a, b), (b, a)}
+        links = tuple(link for link in graph.edges if link not in both_ways)
+        if len(links) == graph.number_of_edges():
+            links += tuple(both_ways if graph.is_directed() else {(min(a, b), max(a, b))})
         return replace(
-            self, peers=len(graph), links=tuple(sorted(kept)), directed=graph.is_directed()
+            self, peers=len(graph), links=tuple(sorted(links)), directed=graph.is_directed()
         )
 
     def table(self) -> dict[str, Any]:
-        """Return the keys of the config that runs this set-up: that of example:digits with the choices."""
+        """Return the table of a config that runs this set-up: example:digits, changed by the choices."""
         base = read_table(example_path("digits"))
         graph, links = self.graph, self.links
         if links is None and (graph == NO_LINKS or parse(graph)[0] == "file"):
@@ -182,21 +181,21 @@ def spread(graph: SwarmGraph, origin: int, exchanges: int) -> list[list[float]]:
 
 
 def disagreement(graph: SwarmGraph, exchanges: int) -> list[float]:
-    """The peers' distance from the average after 0, 1, … exchanges, relative to that at the start."""
+    """The peers' distance from the average after 0, 1, … exchanges, relative to the first; without zeros."""
     logs = log_errors(lambda step: graph.schedule.matrix(step, graph.rule), exchanges)
     return [float(value) for value in np.exp(logs) if value > 0]
 
 
 class Run:
-    """A simulation of a config on a thread of its own, by the calls of `gossamer simulate`.
+    """A simulation of a config on a thread of its own, as `gossamer simulate` runs it.
 
-    folder: that of the results, as soon as there are some. whole: how long the run is, in rounds or seconds.
+    folder: where the results are; None before the first round. length: how many rounds or virtual seconds.
     error: what went wrong, in one line. done: whether the thread has ended.
     """
 
     def __init__(self, config: Config, results: Results):
         self.folder: Path | None = None
-        self.whole, self.error, self.done = float(config.round_count), "", False
+        self.length, self.error, self.done = float(config.round_count), "", False
         self._config, self._results, self._stopping = config, results, False
         self._thread = Thread(target=self._work, name=f"simulate {config.name}", daemon=True)
         self._thread.start()
@@ -209,7 +208,7 @@ class Run:
         try:
             self._simulate()
         except KeyboardInterrupt:
-            pass  # by the callback
+            pass  # raised by the callback, after `stop`
         except GossamerError as error:
             self.error = " ".join(str(error).split())
         except Exception as error:
@@ -238,7 +237,7 @@ class Run:
             def round(self, progress: Progress) -> None:
                 run.folder = run._results.folder
                 if progress.time and progress.rounds:
-                    run.whole = progress.time / progress.round * progress.rounds
+                    run.length = progress.time / progress.round * progress.rounds
                 if run._stopping:
                     raise KeyboardInterrupt  # as Ctrl-C in `gossamer simulate`: results so far are kept
 
