@@ -1,6 +1,6 @@
-"""What an operator watches: the problems of a swarm that need a person, and figures for Prometheus.
+"""What an operator watches: the problems of a swarm that need attention, and figures for Prometheus.
 
-Figures are served with prometheus-client (the extra gossamer[metrics]):
+Figures are served with prometheus-client (the extra gossamer[metrics]); `link` is the Link of peer anna:
 
     with serve_metrics(lambda: summary_families({"anna": link.last_summary}), "garden", 9464): …
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 COUNTING_GRACE = 60.0
 """Seconds that the peers of a partial model may take until one of them counts in it."""
-RECENT = 24 * 3600.0
-"""Seconds for which a peer that has failed is reported; later, its owner is assumed to know."""
+SHOW_FAILURES = 24 * 3600.0
+"""Seconds for which a peer's failure is reported; later, its operator is assumed to know."""
 
 Kind: TypeAlias = Literal[
     "not-counted", "lost", "diverged", "refused", "failed", "no-summary", "unknown"
@@ -43,9 +43,9 @@ card and no status."""
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that needs a person.
+    """A problem that needs an operator's attention.
 
-    peer, model: whom and what it is about; empty if that does not apply. text: one line with the remedy.
+    peer, model: which peer and partial model it is about; empty if none. text: one line with the remedy.
     """
 
     kind: Kind
@@ -55,28 +55,28 @@ class Problem:
 
 
 def find_problems(state: SwarmState, now: float) -> list[Problem]:
-    """Return what needs a person now, in the order of models and peers' names.
+    """Return the problems that need attention now: those of models, then those of peers by name.
 
     now: the wall clock.
     """
     problems = _uncounted_models(state, now)
-    silent = [peer.name for peer in state.peers.values() if _lacks_summary(peer)]
+    lacking = [peer.name for peer in state.peers.values() if _lacks_summary(peer)]
     for _, peer in sorted(state.peers.items()):
         problems += _problems_of(peer, now)
     for _, peer in sorted(state.peers.items()):
-        told = {} if peer.summary is None or not peer.is_present else peer.summary.refused
-        for other, reason in sorted(told.items()):
+        refused = {} if peer.summary is None or not peer.is_present else peer.summary.refused
+        for other, reason in sorted(refused.items()):
             if other in state.peers and not state.peers[other].is_present:
                 continue
             text = f"peer {peer.name} refuses peer {other}: {reason}"
             problems.append(Problem("refused", text, other))
-    if silent:
-        names = ", ".join(sorted(silent)[:3]) + (", …" if len(silent) > 3 else "")
+    if lacking:
+        names = ", ".join(sorted(lacking)[:3]) + (", …" if len(lacking) > 3 else "")
         text = (
-            f"no summary of {len(silent)} online peer{'s' * (len(silent) > 1)} ({names}): upgrade them if "
-            "they run an older version, or write the broker's access rules again (gossamer broker --acl)"
+            f"no summary of {len(lacking)} online peer{'s' * (len(lacking) > 1)} ({names}): upgrade them "
+            "if they run an older version, or write the broker's access rules again (gossamer broker --acl)"
         )
-        problems.append(Problem("no-summary", text, silent[0] if len(silent) == 1 else ""))
+        problems.append(Problem("no-summary", text, lacking[0] if len(lacking) == 1 else ""))
     return problems
 
 
@@ -98,14 +98,14 @@ def _uncounted_models(state: SwarmState, now: float) -> list[Problem]:
 
 def _problems_of(peer: ObservedPeer, now: float) -> list[Problem]:
     found, name = [], peer.name
-    if peer.checked == "revoked":  # which needs nobody, once it has gone
-        text = f"peer {name}: the swarm's owner has revoked it, and it still runs: stop it there"
+    if peer.checked == "revoked":  # its other problems do not matter any more
+        text = f"peer {name}: the swarm's owner has revoked it, and it still runs: stop it on its device"
         return [Problem("refused", text, name)] if peer.presence == "online" else []
     if peer.presence == "lost":
-        ago = "" if peer.since is None else f" for {duration(now - peer.since)}"
+        period = "" if peer.since is None else f" for {duration(now - peer.since)}"
         text = (
-            f"peer {name} is past its lease of {peer.lease:g} s, silent{ago}: start it again, or declare it "
-            f"dead with gossamer forget"
+            f"peer {name} is past its lease of {peer.lease:g} s, silent{period}: start it again, or declare "
+            f"it dead with gossamer forget"
         )
         found.append(Problem("lost", text, name))
     if peer.checked == "refused":
@@ -123,7 +123,7 @@ def _problems_of(peer: ObservedPeer, now: float) -> list[Problem]:
         )
         found.append(Problem("diverged", text, name))
     ended = summary.ended
-    has_failed = ended is not None and ended.kind == "failed" and now - ended.time < RECENT
+    has_failed = ended is not None and ended.kind == "failed" and now - ended.time < SHOW_FAILURES
     if ended is not None and has_failed and peer.presence == "left":
         text = f"peer {name} could not take part: {ended.reason.removeprefix(f'peer {name}: ')}"
         found.append(Problem("failed", text, name))
@@ -155,7 +155,7 @@ class _Families:
     def add(
         self, name: str, text: str, value: float | None, *, is_total: bool = False, **labels: str
     ) -> None:
-        """Add one figure; a value of None, one that was NaN or infinite, is given as NaN."""
+        """Add one figure. None, which stands for NaN or infinity in a summary, is given as NaN."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         if name not in self.by_name:
@@ -198,7 +198,7 @@ def summary_families(summaries: Mapping[str, Summary]) -> Iterable[Metric]:
 
 
 def swarm_families(state: SwarmState, now: float) -> Iterable[Metric]:
-    """Return the figures of a whole swarm, as an observer sees it: presences, problems, and all summaries."""
+    """Return the figures of an observed swarm: presences, problems, models, and present peers' summaries."""
     families = _Families()
     for name, peer in sorted(state.peers.items()):
         for each in PRESENCES:
@@ -206,7 +206,7 @@ def swarm_families(state: SwarmState, now: float) -> Iterable[Metric]:
             families.add("peer_presence", text, each == peer.presence, peer=name, presence=each)
     found = [problem.kind for problem in find_problems(state, now)]
     for kind in PROBLEMS:
-        text = "What needs a person, as `gossamer status` lists it."
+        text = "Number of problems of this kind, as `gossamer status` lists them."
         families.add("problems", text, found.count(kind), kind=kind)
     for model in state.models.values():
         text = "Peers present that share the partial model."
@@ -214,8 +214,8 @@ def swarm_families(state: SwarmState, now: float) -> Iterable[Metric]:
         text = "Peers present whose weight counts in the partial model."
         families.add("model_counting", text, len(model.counting), model=model.name)
     present = [peer for peer in state.peers.values() if peer.is_present]
-    told = {peer.name: peer.summary for peer in present if peer.summary is not None}
-    return [*families.by_name.values(), *summary_families(told)]
+    summaries = {peer.name: peer.summary for peer in present if peer.summary is not None}
+    return [*families.by_name.values(), *summary_families(summaries)]
 
 
 @contextmanager

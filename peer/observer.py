@@ -475,9 +475,9 @@ def _record(peer: str, entry: _Entry, now: float) -> ObservedPeer:
         )  # fmt: skip
     if status is not None:
         counts, phase = status.counts, status.phase
-        if status.state == "offline" and entry.summary is not None:  # a last will says neither
-            told = entry.summary.models.items()
-            counts = {model: each.rounds for model, each in told if each.counts}
+        if status.state == "offline" and entry.summary is not None:  # a last will has neither
+            models = entry.summary.models.items()
+            counts = {model: each.rounds for model, each in models if each.counts}
             phase = entry.summary.phase
         record = replace(record, counts=counts, phase=phase, leaving=status.leaving)
     return record
@@ -515,9 +515,9 @@ def _presence(entry: _Entry, now: float) -> tuple[Presence, float | None, str]:
 
 def _observed_model(name: str, present: list[ObservedPeer]) -> ObservedModel:
     members = [peer for peer in present if name in peer.models]
-    told = [s.models[name] for peer in members if (s := peer.summary) and name in s.models]
-    distances = [each.disagreement for each in told if each.disagreement is not None]
-    weights = [each.weight for each in told]
+    reports = [s.models[name] for peer in members if (s := peer.summary) and name in s.models]
+    distances = [each.disagreement for each in reports if each.disagreement is not None]
+    weights = [each.weight for each in reports]
     return ObservedModel(
         name,
         tuple(peer.name for peer in members),

@@ -54,8 +54,8 @@ REASON_WIDTH = 26
 ID_LETTERS = 4
 """Letters of a peer's id that are shown on a narrow terminal."""
 DATE = "%Y-%m-%d %H:%M:%S"
-NEEDS_A_PERSON = 1
-"""The exit code if something needs a person."""
+NEEDS_ATTENTION = 1
+"""The exit code if something needs attention."""
 
 _COLOURS = {"online": "green", "offline": "yellow", "lost": "red", "dead": "red", "unknown": "red"}
 
@@ -289,7 +289,7 @@ def status_command(
 ) -> None:
     """Show who is in a swarm, who left and why, and how its partial models are doing.
 
-    Only reads: no peer notices. The exit code is 1 if something needs a person: a model that nobody counts
+    Only reads: no peer notices. The exit code is 1 if something needs attention: a model that nobody counts
     in, a peer past its lease, a peer that diverged, failed, was refused or revoked, or one that cannot be
     judged; one line says what and what to do. It is 2 if the broker or the swarm cannot be found, else 0.
 
@@ -300,7 +300,7 @@ def status_command(
             peers' signatures are checked, but not whether they were invited.
         follow: Stay, and show what changes, until Ctrl-C: in the tables on a terminal, else in one line each.
         as_json: Print all of it as one line of JSON; with --follow, a line whenever something has changed.
-        quiet: Print only what needs a person; for cron.
+        quiet: Print only what needs attention; for cron.
     """
     if metrics.metrics_port is not None and not follow:
         raise ConfigError("status: --metrics-port needs --follow: it serves until Ctrl-C")
@@ -313,7 +313,7 @@ def status_command(
             raise
         return  # how one stops to follow
     if problems:
-        raise typer.Exit(NEEDS_A_PERSON)
+        raise typer.Exit(NEEDS_ATTENTION)
 
 
 async def _observe(
@@ -324,7 +324,7 @@ async def _observe(
     follow: bool,
     metrics: MetricsOptions,
 ) -> list[Problem]:
-    """Look at the swarm once, or until cancelled; return what needs a person."""
+    """Look at the swarm once, or until cancelled; return what needs attention."""
     from ...peer import serve_swarm_metrics
 
     async with _connected(observer, transport):
@@ -347,13 +347,13 @@ async def _observe(
 
 
 class _Show:
-    """Prints a swarm's state: as tables, as JSON, or only what needs a person."""
+    """Prints a swarm's state: as tables, as JSON, or only what needs attention."""
 
     def __init__(self, *, as_json: bool, quiet: bool) -> None:
         self._as_json, self._quiet = as_json, quiet
 
     def once(self, observer: Observer) -> list[Problem]:
-        """Print the state, and return what needs a person."""
+        """Print the state, and return what needs attention."""
         from ...peer import find_problems
 
         state, now = observer.swarm, time.time()
@@ -397,7 +397,7 @@ class _Show:
 class ChangeLog:
     """What changes in a swarm, as lines for a log.
 
-    only_problems: leave out all but what needs a person, and leave out the times.
+    only_problems: leave out all but what needs attention, and leave out the times.
     """
 
     def __init__(self, *, only_problems: bool = False) -> None:
@@ -423,9 +423,9 @@ class ChangeLog:
             for event in sorted(state.timeline, key=lambda event: event.time)
             if event not in self._events
         ]
-        lines += [(now, f"needs a person: {text}") for text in new]
+        lines += [(now, f"needs attention: {text}") for text in new]
         if self._problems and not found:
-            lines.append((now, "nothing needs a person any more"))
+            lines.append((now, "nothing needs attention any more"))
         if bool(lost) != bool(self._lost):
             again = "the broker is reached again"
             lines.append((now, f"the broker cannot be reached: {lost}" if lost else again))
@@ -442,7 +442,7 @@ def _as_line(state: SwarmState, problems: list[Problem]) -> str:
 def _picture(
     state: SwarmState, problems: list[Problem], now: float, connection_problem: str = ""
 ) -> Group:
-    """Return the tables of peers, models and events, and what needs a person."""
+    """Return the tables of peers, models and events, and what needs attention."""
     parts: list[Table | Text] = [Text(_headline(state, connection_problem), style="bold")]
     peers, names = _peer_table(state, now, console.out.width)
     parts.append(peers)
@@ -459,10 +459,10 @@ def _picture(
             listed.add_row(f"  {_clock(event.time, now)}", Text(text))
         parts += [listed, Text("")]
     for problem in problems:
-        parts.append(Text(f"needs a person: {problem.text}", style="bold red"))
+        parts.append(Text(f"needs attention: {problem.text}", style="bold red"))
     if not problems:
         yet = any(peer.presence == "offline" for peer in state.peers.values())
-        parts.append(Text(f"nothing needs a person{' yet' * yet}", style="green"))
+        parts.append(Text(f"nothing needs attention{' yet' * yet}", style="green"))
     return Group(*parts)
 
 

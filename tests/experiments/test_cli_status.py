@@ -127,7 +127,7 @@ def test_a_swarm_in_which_all_is_well_is_shown_and_gives_0(status, garden):
         "global", "2", "2", "1.0e-03", "1.50", "to", "1.50",
     ]  # fmt: skip
     assert "carl left: as it says" in result.out
-    assert "nothing needs a person" in result.out
+    assert "nothing needs attention" in result.out
 
 
 def test_one_peer_alone_agrees_with_nobody(status, garden):
@@ -138,11 +138,11 @@ def test_one_peer_alone_agrees_with_nobody(status, garden):
 
 
 def causes(result):
-    """What needs a person, as the tables say it."""
+    """What needs attention, as the tables say it."""
     return [
-        line.removeprefix("needs a person: ")
+        line.removeprefix("needs attention: ")
         for line in result.out.splitlines()
-        if line.startswith("needs a person: ")
+        if line.startswith("needs attention: ")
     ]
 
 
@@ -236,7 +236,7 @@ def test_a_narrow_terminal_shows_short_names_and_fewer_columns(status, garden, m
     assert ("MB in" in header) == (width >= 100)
     assert ("accuracy" in header) == (width >= 80)
     assert f"{shown[0]} joined {garden.name}" in text
-    assert "nothing needs a person yet" in result.out
+    assert "nothing needs attention yet" in result.out
 
 
 def test_short_names_stay_different():
@@ -272,10 +272,10 @@ def test_a_log_of_a_swarm_has_one_line_for_each_change():
     state.tick(now + 200)
     lines, short = told(now + 200)
     assert lines[0].startswith("anna is given up: silent for longer")
-    assert lines[1] == f"needs a person: {short[0]}"
+    assert lines[1] == f"needs attention: {short[0]}"
     assert told(now + 260) == ([], [])  # the same, though it has been silent for longer
     tell("status", Status("online", "s1", "training", "", counts={"global": 1}).encode(), now + 300)
-    assert told(now + 300) == (["anna is online again", "nothing needs a person any more"], [])
+    assert told(now + 300) == (["anna is online again", "nothing needs attention any more"], [])
 
 
 # --- mistakes -----------------------------------------------------------------------------------------

@@ -364,7 +364,7 @@ def test_the_owners_death_notice_and_revocation_count():
     )  # fmt: skip
     (problem,) = find_problems(told.state, NOW)
     assert (problem.kind, problem.peer) == ("refused", ben.name)
-    assert problem.text.endswith("and it still runs: stop it there")
+    assert problem.text.endswith("and it still runs: stop it on its device")
     told.state.receive(revocation_topic("nest"), b"garbage", NOW)
 
 
