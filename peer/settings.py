@@ -97,12 +97,11 @@ class SharingSettings(SettingsTable):
     while they learn which cells become each peer's own or are averaged in groups of peers: a change is made
     where it lowers the loss on training samples that are held out for a while. If there are `models`, only
     cells that all peers share can change. On a graph, cells that all peers share are averaged over its links;
-    the members of a group that formed itself average among each other, as if they were all neighbours. For
-    four peers or more: in simulations in lockstep, and live, without matching. Compression,
-    `drift` and float16 are for the partial models; what peers measure is sent exactly. Invitations name the
-    models by patterns, as `gossamer invite` says. Not with `private`: what one peer measures stands alone in
-    the average, so masks would not hide it. Not with `dp`: its noise is larger than the differences that
-    decide."""
+    those that only a group shares, among its peers as if all of them were neighbours. For four peers or more:
+    in simulations in lockstep, and live, without matching. Compression, `drift` and float16 are for the
+    partial models; what peers measure is sent exactly. Invitations name the models by patterns, as `gossamer
+    invite` says. Not with `private`: what one peer measures stands alone in the average, so masks would not
+    hide it. Not with `dp`: its noise is larger than the differences that decide."""
 
 
 class PriorSettings(SettingsTable):

@@ -173,7 +173,7 @@ class LiveSharing:
 
     @property
     def group_models(self) -> frozenset[str]:
-        """Partial models of groups that have formed; members average them whatever the graph is."""
+        """Partial models of groups, which average them as if all of their peers were neighbours."""
         plan = self.plan
         if plan is None:
             return frozenset()

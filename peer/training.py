@@ -217,8 +217,7 @@ def watch_folder(learner: Learner, settings: Settings, peer: str) -> None:
 class LocalTraining:
     """The samples, the log-prior and the lone twin of a peer's learner. Used on the worker thread.
 
-    Made before partial models are decided on: that sets samples aside, which count too and which the twin
-    trains on.
+    Made before samples are held out for decisions about sharing: they count too, and the twin trains on them.
     """
 
     def __init__(self, name: str, learner: Learner, store: MatchedStore, settings: Settings):

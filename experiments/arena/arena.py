@@ -49,7 +49,7 @@ from ...models.stack import (
 from ...peer import MatchedStore, PeerError, load_checkpoint, save_checkpoint
 from .lockstep import Averager, ExactMean, Gossip, Mixing, Robust, Steady
 
-if TYPE_CHECKING:  # heavy imports (gossipers, compressors, scipy), needed only with `wire=`
+if TYPE_CHECKING:  # heavy imports, needed only with `wire`, `shard` or `sharing`
     from .events import Lockstep, Wire, WiredAverager
     from .shards import Shard
     from .sharing import AutoSharing
@@ -60,7 +60,7 @@ class Round:
     """Training and test metrics of one round, one entry per peer.
 
     index: the number of the round, from 1.
-    training: of the samples that were trained. tests: of the peers' test samples; empty if the round was not
+    training: measured while training. tests: of the peers' test samples; empty if the round was not
     tested. gains: what peers gain by taking part, one entry per peer with a lone twin. stopped_by: the class
     of the callback that made this round the last; empty if none did.
     """
@@ -146,8 +146,8 @@ class Arena:
         `device`.
     sharing
         `AutoSharing()` lets the swarm decide by itself which cells it shares, and with whom; the learners'
-        slices are replaced, unless it has `keep_models`. Members of a group that formed itself average among
-        each other whatever the graph of `Gossip(…)` is. Not supported with `wire`, `stores` or `device`.
+        slices are replaced, unless it has `keep_models`. Cells that only a group shares are averaged among
+        its peers as if `Gossip(…)` linked all of them. Not supported with `wire`, `stores` or `device`.
     wire
         How values change on the way from peer to peer: rounded, compressed or skipped, as in
         `Wire(compress="int8")`. Peers then run the same gossip code as live peers instead of one matrix
@@ -201,7 +201,7 @@ class Arena:
         if threads is not None and threads < 1:
             raise ModelError(f"{threads} threads: an arena needs at least one")
         self._learners = list(learners)
-        # Before `sharing` sets samples aside to decide with: alone, a peer would train on them.
+        # Before `sharing` holds samples out for its decisions: a peer that trains alone would use them too.
         options = {"every": every, "device": device, "threads": threads}
         self.twins = Twins([learners[index] for index in twins], **options) if twins else None
         self.sharing = sharing
@@ -253,18 +253,18 @@ class Arena:
                 "`device`: leave out `device`"
             )
         self._workers: Workers | None = None
-        self._finished = 0
-        """The rounds of a restored state, which the next `run` leaves out."""
+        self._restored_rounds = 0
+        """How many rounds a restored state has behind it; the next `run` begins after them."""
         self._round = 0
 
     def renew(self) -> None:
         """Stack the learners anew, after they were given other samples or slices."""
         if self.twins is not None:
-            raise ModelError("`twins` have the samples that peers began with: build a new Arena")
+            raise ModelError("twins cannot be given other samples or slices: build a new Arena")
         self._renew()
 
     def _renew(self) -> None:
-        """Stack the learners anew; groups that formed themselves average whatever the graph is."""
+        """Stack the learners anew, and let the peers of groups average as if all were neighbours."""
         if self.sharing is not None and isinstance(self._mixing, Gossip):
             models = networks_by_model([learner.network for learner in self._learners])
             groups = self.sharing.assignment.among_all_members(models)
@@ -274,7 +274,7 @@ class Arena:
     def _form_groups(self, specs: Sequence[GroupSpec], step: int = 0) -> None:
         """Stack the learners in groups that can be trained together.
 
-        step: how often the learners were averaged before, on which the graph of the next exchange depends.
+        step: how often the learners have been averaged, which determines the graph of the next exchange.
         """
         self._groups: list[Group] = [
             form_group(spec, self._learners, self._device) for spec in specs
@@ -337,20 +337,20 @@ class Arena:
         callbacks: objects that follow the run, and may stop it; see gossamer.models.Callback. Not with
             `shard`.
         """
-        first, self._finished = self._finished + 1, 0
-        followers = CallbackList(callbacks)
-        if followers and self._shard is not None:
+        first, self._restored_rounds = self._restored_rounds + 1, 0
+        callback_list = CallbackList(callbacks)
+        if callback_list and self._shard is not None:
             raise ModelError("`callbacks` cannot be combined with `shard`: leave out one of them")
         self.refresh()
-        stop = followers.start(Progress(first - 1, rounds, self._learners))
-        with followers.ending():
-            for index in range(first, 0 if stop else rounds + 1):
+        stop = callback_list.start(Progress(first - 1, rounds, self._learners))
+        with callback_list.ending():
+            for index in range(first, 0 if stop else rounds + 1):  # no rounds if stopped
                 training = self.train_and_average()
-                if followers:
+                if callback_list:
                     self.write_back()
-                trained = self._by_name(training) if followers else {}
+                trained = self._by_name(training) if callback_list else {}
                 progress = Progress(index, rounds, self._learners, trained)
-                stop = followers.round(progress)
+                stop = callback_list.round(progress)
                 tested = index % self._test_every == 0 or index == rounds or stop
                 tests = self.test() if tested else ()
                 gains: tuple[Gain, ...] = ()
@@ -360,10 +360,11 @@ class Arena:
                         self.write_back()  # gains are measured with the learners' own values
                         gains = self.twins.gains()
                 self.write_back()  # after tests, which may recompute statistics of batch norm
-                if tested and followers:
-                    stop = followers.test(replace(progress, tests=self._by_name(tests))) or stop
+                if tested and callback_list:
+                    by_name = self._by_name(tests)
+                    stop = callback_list.test(replace(progress, tests=by_name)) or stop
                 self._round = index
-                yield Round(index, training, tests, gains, followers.stopped_by)
+                yield Round(index, training, tests, gains, callback_list.stopped_by)
                 if stop:
                     return
 
@@ -373,12 +374,12 @@ class Arena:
         return dict(zip(names, metrics, strict=True))
 
     def state(self) -> dict[str, Any]:
-        """Return all that continuing takes, between two rounds of `run`: `restore` continues bit for bit.
+        """Return all that `restore` needs to continue, bit for bit; call it between two rounds of `run`.
 
         It consists of numbers, text, lists, dicts and tensors; `save` writes it to a file. Raises ModelError
         for an arena with `wire`, `stores`, `sharing` or `shard`, whose state is not in the learners alone.
         """
-        self._refuse_state()
+        self._check_resumable()
         return {
             "round": self._round,
             "peers": {learner.network.peer: learner_state(learner) for learner in self._learners},
@@ -388,11 +389,11 @@ class Arena:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned, in an arena that was built as the one it is from.
+        """Continue from what `state` returned, in an arena that was built in the same way.
 
-        Raises ModelError, which names what differs, if the learners are others.
+        Raises ModelError, which names the difference, if the learners are not the same.
         """
-        self._refuse_state()
+        self._check_resumable()
         peers, names = state["peers"], [learner.network.peer for learner in self._learners]
         if [*peers] != names:
             raise ModelError(
@@ -407,7 +408,7 @@ class Arena:
         if self.twins is not None:
             self.twins.restore(state["twins"])
         torch.set_rng_state(state["torch"])
-        self._finished = self._round = int(state["round"])
+        self._restored_rounds = self._round = int(state["round"])
 
     def save(self, path: str | Path) -> None:
         """Write the arena's state to a file, without pickle; see `state`."""
@@ -417,15 +418,15 @@ class Arena:
         """Continue from a file that `save` wrote; see `restore`."""
         self.restore(read_arena_state(Path(path))["arena"])
 
-    def _refuse_state(self) -> None:
-        """Raise ModelError if the state is not in the learners alone."""
+    def _check_resumable(self) -> None:
+        """Raise ModelError if some of the arena's state is outside the learners, where it is not saved."""
         parts = {
             "wire": self._wired, "stores": self._stores, "sharing": self.sharing, "shard": self._shard,
         }  # fmt: skip
         if given := [name for name, value in parts.items() if value]:
             raise ModelError(
                 f"an arena with `{given[0]}` cannot be saved and continued: leave out `{given[0]}`, or run "
-                "it as a whole"
+                "all rounds at once"
             )
 
     def train_and_average(self) -> tuple[Metrics, ...]:
@@ -465,14 +466,14 @@ class Arena:
         )
 
     def refresh(self) -> None:
-        """Put values and states of the learners that were replaced into the stacks; `run` does this first."""
+        """Copy into the stacks the tensors that were replaced in learners; `run` does this first."""
         for group in self._groups:
             group.refresh()
 
     def stacked_values(self) -> Tensor | None:
         """Return the parameters of all learners, one row each, if they all are the rows of one stack.
 
-        The learners share this memory. None if they are not stacked, in several stacks, or elsewhere.
+        The learners share this memory. None if they are not stacked, in several stacks, or not on the CPU.
         """
         group = self._groups[0]
         if len(self._groups) > 1 or not group.stacked or self._device is not None:
@@ -520,7 +521,7 @@ class Arena:
         """Raise for the first of these peers whose parameters are NaN or infinite.
 
         Averaging checks only shared parameters, so private ones would otherwise go unnoticed. A loss that
-        overflowed while all parameters are finite is only reported.
+        overflowed while all parameters are finite does not end the run.
         """
         if suspects:
             self.write_back()
@@ -534,8 +535,8 @@ class Arena:
         return self._workers
 
 
-class _AloneArena(Arena):
-    """An arena whose learners may diverge: some peers are stable only because they are averaged."""
+class _TwinArena(Arena):
+    """An arena of lone twins, which may diverge: some networks are stable only because they are averaged."""
 
     def _refuse_diverged(self, suspects: Sequence[int]) -> None:
         pass
@@ -544,8 +545,8 @@ class _AloneArena(Arena):
 class Twins:
     """The lone twins of some learners, which train in an arena of their own and never average.
 
-    Twins are not rows of the peers' stacks: products of stacks of another size are rounded differently, and a
-    swarm with twins must have the same results as one without.
+    Twins are not rows of the peers' stacks: they would change the size of the stacks, and thus how
+    products are rounded; but a swarm with twins must have the same results as one without.
 
     learners: the learners that get a twin. options: those of `Arena`.
     alone: the twins, in the order of `learners`.
@@ -554,7 +555,7 @@ class Twins:
     def __init__(self, learners: Sequence[Learner], **options: Any):
         self._learners = learners
         self.alone = [LoneTwin(learner).alone for learner in learners]
-        self._arena = _AloneArena(self.alone, **options)
+        self._arena = _TwinArena(self.alone, **options)
         self._trainings = 0
 
     def needs(self) -> MemoryNeeds:
@@ -568,7 +569,7 @@ class Twins:
         self._trainings += 1
 
     def state(self) -> dict[str, Any]:
-        """Return what continuing takes."""
+        """Return what `restore` needs."""
         return {"twins": list(map(learner_state, self.alone)), "trainings": self._trainings}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -615,7 +616,7 @@ def read_arena_state(path: Path) -> dict[str, Any]:
     if (version := tree["gossamer"]) != __version__:
         raise ModelError(
             f"{path}: was written by version {version} of gossamer, and this is {__version__}: continue it "
-            "with that version, or run it as a whole"
+            "with that version, or start again from round 1"
         )
     return tree
 

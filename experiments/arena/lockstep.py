@@ -338,7 +338,7 @@ class Averager:
         self._weights = [initial_weights[plan.members] for plan in self._plans]
 
     def state(self) -> dict[str, Any]:
-        """Return what continuing needs: how often models were averaged, and the weights of their peers."""
+        """Return what `restore` needs: how often models were averaged, and the weights of their peers."""
         plans = zip(self._plans, self._weights, strict=True)
         return {
             "step": self.step,

@@ -348,8 +348,8 @@ def simulate(
             file.write(record)
         try:
             with _write_sharing(arena.sharing, results.folder) as print_new_decisions:
-                followers = all_callbacks(callbacks, simulation.config, results.folder)
-                for round in simulation.rounds(arena, followers):
+                callback_list = all_callbacks(callbacks, simulation.config, results.folder)
+                for round in simulation.rounds(arena, callback_list):
                     gains = round.gains or gains
                     gain_records = {gain.peer: gain_record(gain) for gain in round.gains}
                     for peer, test in zip(

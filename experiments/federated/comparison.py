@@ -265,10 +265,10 @@ def run_method(
     tests = method.test(state, clients)
     _require_metric(metric, tests, name, source)
     curve = [_curve_point(0, sent_bytes, seconds, tests, metric)]
-    followers, learners = CallbackList(callbacks), [client.learner for client in clients]
-    stop = followers.start(Progress(0, rounds, learners))
-    with followers.ending():
-        for round_number in range(1, 0 if stop else rounds + 1):
+    callback_list, learners = CallbackList(callbacks), [client.learner for client in clients]
+    stop = callback_list.start(Progress(0, rounds, learners))
+    with callback_list.ending():
+        for round_number in range(1, 0 if stop else rounds + 1):  # no rounds if stopped
             # Every round has its own random generator: participants are the same for all methods, however
             # many random numbers a method draws.
             context = method.round_context(clients, seeded_rng(seed, "round", round_number))
@@ -280,19 +280,19 @@ def run_method(
             seconds += time.process_time() - began
             sent_bytes += context.total_bytes
             progress = Progress(round_number, rounds, learners)
-            stop = followers.round(progress)
+            stop = callback_list.round(progress)
             if round_number % test_every == 0 or round_number == rounds or stop:
                 tests = method.test(state, clients)
                 curve.append(_curve_point(round_number, sent_bytes, seconds, tests, metric))
                 by_name = {c.name: test for c, test in zip(clients, tests, strict=True)}
-                stop = followers.test(replace(progress, tests=by_name)) or stop
+                stop = callback_list.test(replace(progress, tests=by_name)) or stop
             if stop:
                 break
     is_short = curve[-1]["round"] < rounds
     return {
         "method": name, "seed": seed, "bound": method.is_bound, "samples": samples,
         "metric": metric, "curve": curve,
-        **({"stopped_by": followers.stopped_by} if is_short else {}),
+        **({"stopped_by": callback_list.stopped_by} if is_short else {}),
     }  # fmt: skip
 
 
@@ -743,10 +743,9 @@ def compare(
         records: list[Record] = []
         for seed, (name, method) in product(all_seeds, methods.items()):
             bar.update(task, completed=rounds * len(records), description=f"{name}, seed {seed}")
-            followers = [*callbacks(name, seed), Advance()]
             record = run_method(
                 method, clients(method, seed), name=name, seed=seed, rounds=rounds,
-                test_every=test_every, metric=metric, callbacks=followers,
+                test_every=test_every, metric=metric, callbacks=[*callbacks(name, seed), Advance()],
             )  # fmt: skip
             records.append(record)
     tests = frame_of([row for record in records for row in client_rows(record)])

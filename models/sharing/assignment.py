@@ -60,7 +60,7 @@ class Assignment:
         share everything, and where only one assignment is used.
     given
         How many of the schemes the swarm began with, if partial models were given by hand; 0 if it began by
-        sharing everything. Later schemes have groups that formed themselves.
+        sharing everything. Later schemes have the groups that peers have decided on.
     """
 
     anatomy: Anatomy
