@@ -30,7 +30,7 @@ from scipy.special import gammaln
 from ..errors import ModelError, check_choice, check_number
 
 PartitionPrior = Literal["printed", "set", "efpf"]
-"""The priors of a partition: see `kind` of MatchOptions."""
+"""The priors of the partition of cells into atoms: see `kind` of MatchOptions."""
 
 MAGI_KL = 0.1
 """The default λ of MAGI, for `MatchOptions.kl`."""
@@ -49,18 +49,19 @@ class MatchOptions:
     concentration
         γ0 of the Beta process: raise it for more atoms. 1e-5 makes a network as wide as the widest peer.
     kind
-        The prior of the partition of cells into atoms, that is, the cost of a new atom. `set` and `efpf` are
-        joint distributions, so every step raises the objective; `set` merges few cells, `efpf` creates
-        few atoms. `printed`, the formula of the paper, lies between them. It belongs to no joint
-        distribution, so sweeps may cycle; they stop when a partition repeats.
+        The prior of the partition of cells into atoms, that is, the cost of a new atom. `efpf` is the
+        exchangeable feature probability function, and `set` is K! times that, with K atoms. They are joint
+        distributions, so every step raises the objective; `set` merges few cells, `efpf` creates few atoms.
+        `printed`, the formula of the paper, lies between them. It belongs to no joint distribution, so sweeps
+        may cycle; they stop when a partition repeats.
     kl
-        MAGI's λ, from 0 (PFNM) to 1: raise it for smaller networks. Above 0.5 even equal cells may get
-        different atoms; measured accuracy falls from about 0.7.
+        MAGI's λ, from 0 (PFNM) to 1: raise it for smaller networks. With λ above 0.5 even equal cells may get
+        different atoms; with λ above about 0.7 lower accuracy was measured.
     limit
-        The largest number of atoms in a part, however many networks are fused. The widest network always
-        fits (with groups: the sum of every group's widest). At the limit, cells are forced into the atoms
-        that fit best, which makes those less accurate. Raise it when accuracy falls as more networks are
-        fused; None sets no limit.
+        The largest number of atoms in a part, however many networks are fused; but the widest network (with
+        groups: the widest of each group) always gets an atom per cell. At the limit, cells are forced into
+        the atoms that fit best, which makes those less accurate. Raise it when accuracy falls as more
+        networks are fused; None sets no limit.
     sweeps
         The largest number of sweeps after the first pass; matching usually converges earlier.
     tolerance
@@ -213,7 +214,7 @@ class MatchResult:
         The atoms, and their values (`Atoms.read`).
     objective
         The log posterior, up to a constant, after the first pass and after every later step. With `printed`
-        and in streaming no joint posterior exists; the objective is then that of `set`, and may fall.
+        and with a history no joint posterior exists; the objective is then that of `set`, and may fall.
     sweeps, stop_reason
         The number of sweeps after the first pass, and why they ended.
     """
@@ -244,10 +245,10 @@ def match(
     mean
         The prior mean, one number or one per column.
     seed
-        Draws the order of peers within a sweep. That order can change a fused network's accuracy by a few
+        Of the random order of peers within a sweep. That order can change a fused network's accuracy by a few
         points, so compare methods with the same seed.
     history
-        Atoms of earlier networks of the same peers, for streaming; see `fuse`.
+        Atoms of earlier networks of the same peers, if their networks arrive as a stream; see `fuse`.
     """
     options = options or MatchOptions()
     _check(peers, history)
@@ -278,7 +279,7 @@ def match(
             stop_reason = "tolerance"
         else:
             partitions.append(partition)
-    assignments = state.labels()
+    assignments = state.renumbered_assignments()
     # Sum again from the cells: thousands of additions and subtractions have left rounding errors in `state`.
     size = 1 + max(int(atoms.max()) for atoms in assignments)
     atoms = sum_atoms(peers, assignments, max(size, len(history.atoms) if history else 0))
@@ -324,7 +325,7 @@ def _check(peers: Sequence[Cells], history: History | None) -> None:
 class History:
     """The state of a stream of networks: its atoms so far, and how often each peer used each atom.
 
-    `step` is the number of the networks that are matched now, counted from 1.
+    `step` is the place in the stream of the networks that are matched now, counted from 1.
     """
 
     atoms: Atoms
@@ -350,14 +351,14 @@ class MatchState:
         )
         self._peers = [self._costs.prepare(peer) for peer in peers]
         self.assignments = [np.empty(0, dtype=np.int64) for _ in peers]
-        self._permanent = len(earlier)
+        self._history_size = len(earlier)
         """The number of the history's atoms, which come first and stay even without a cell."""
         self._sums = earlier.sums.copy()
         self._precisions = self._costs.fold(earlier.precisions).copy()
-        self._counts = np.zeros(self._permanent, dtype=np.int64)
+        self._counts = np.zeros(self._history_size, dtype=np.int64)
         self._worth = self._costs.worth(self._sums, self._precisions)
-        # A history has no groups: streaming matches whole parts.
-        self._group = np.zeros(self._permanent, dtype=np.int64)
+        # A history has no groups: a stream's networks are matched without them.
+        self._group = np.zeros(self._history_size, dtype=np.int64)
         self._widest = _widest_by_group(self._peers)
 
     def step(self, j: int) -> None:
@@ -382,18 +383,18 @@ class MatchState:
 
     def partition(self) -> bytes:
         """Return bytes that are equal for equal partitions, however the atoms are numbered."""
-        return np.concatenate(self.labels()).tobytes()
+        return np.concatenate(self.renumbered_assignments()).tobytes()
 
-    def labels(self) -> tuple[np.ndarray, ...]:
+    def renumbered_assignments(self) -> tuple[np.ndarray, ...]:
         """Return assignments with new atoms numbered as they first appear, after those of the history."""
         flat = np.concatenate(self.assignments)
         used, first_cell = np.unique(flat, return_index=True)
         by_appearance = used[np.argsort(first_cell)]
-        new = by_appearance[by_appearance >= self._permanent]
-        label = np.arange(len(self._counts))
-        label[new] = self._permanent + np.arange(len(new))
+        new = by_appearance[by_appearance >= self._history_size]
+        number_of_atom = np.arange(len(self._counts))
+        number_of_atom[new] = self._history_size + np.arange(len(new))
         ends = np.cumsum([len(atoms) for atoms in self.assignments])[:-1]
-        return tuple(np.split(label[flat], ends))
+        return tuple(np.split(number_of_atom[flat], ends))
 
     def _remove(self, j: int) -> None:
         """Subtract a peer's cells from their atoms, and delete atoms that have no cell left."""
@@ -404,7 +405,7 @@ class MatchState:
         self._precisions[atoms] -= peer.precision
         self._counts[atoms] -= 1
         keep = self._counts > 0
-        keep[: self._permanent] = True
+        keep[: self._history_size] = True
         changed = atoms[keep[atoms]]
         self._worth[changed] = self._costs.worth(self._sums[changed], self._precisions[changed])
         self.assignments[j] = atoms[:0]
@@ -427,8 +428,8 @@ class MatchState:
         if limit is None:
             return peer.cells, np.empty(0, dtype=np.int64)
         existing = {group: int((self._group == group).sum()) for group in self._widest}
-        reserved = sum(max(existing[group], cells) for group, cells in self._widest.items())
-        free = max(limit, sum(self._widest.values())) - reserved
+        existing_or_reserved = sum(max(existing[g], cells) for g, cells in self._widest.items())
+        free = max(limit, sum(self._widest.values())) - existing_or_reserved
         if free >= peer.cells:
             return peer.cells, np.empty(0, dtype=np.int64)
         missing = [
@@ -437,7 +438,10 @@ class MatchState:
         return max(free, 0), np.concatenate(missing)
 
     def _cost_matrix(self, j: int, free: int, reserved: np.ndarray) -> np.ndarray:
-        """Return costs [cells, atoms and new atoms]; the smallest sum is the most probable assignment."""
+        """Return costs [cells, atoms and new atoms]; the smallest sum is the most probable assignment.
+
+        A cost is −2 times the log of the odds. free, reserved: what `_new_atoms` returned.
+        """
         peer, options, peers = self._peers[j], self._options, len(self._peers)
         existing, new = len(self._counts), free + len(reserved)
         cost = np.empty((peer.cells, existing + new))
@@ -447,13 +451,14 @@ class MatchState:
             if peer.group is not None:
                 cost[:, :existing][peer.group[:, None] != self._group] = np.inf
         step = self._history.step if self._history else 1
-        rank = np.arange(1, new + 1, dtype=np.float64)
+        # What the prior divides the odds of the k-th new atom by; k if `printed`.
+        divisor = np.arange(1, new + 1, dtype=np.float64)
         if options.kind == "set":
-            rank[:] = 1
+            divisor[:] = 1
         elif options.kind == "efpf":
-            rank += existing
+            divisor += existing
         log_odds = np.log(options.concentration / (step * peers))
-        cost[:, existing:] = -peer.single_worth[:, None] - 2 * log_odds + 2 * np.log(rank)
+        cost[:, existing:] = -peer.single_worth[:, None] - 2 * log_odds + 2 * np.log(divisor)
         if peer.group is not None:
             cost[:, existing + free :][peer.group[:, None] != reserved] = np.inf
         return cost
@@ -462,15 +467,15 @@ class MatchState:
         """Return the log of the prior odds that peer j uses each atom."""
         if self._history is None:
             return np.log(self._counts / (len(self._peers) - self._counts))
-        # The streaming heuristic of PFNM: a peer tends to use the atoms that it used before.
+        # The heuristic of PFNM for streams: a peer tends to use the atoms that it used before.
         uses = np.zeros(len(self._counts))
-        uses[: self._permanent] = self._history.uses[j]
+        uses[: self._history_size] = self._history.uses[j]
         return np.log((1 + uses) / (self._history.step - uses))
 
-    def _add(self, peer: PeerCells, columns: np.ndarray) -> np.ndarray:
-        """Add each cell to the atom of its column in the cost matrix; returns the atom of each cell."""
-        atoms, existing = columns.copy(), len(self._counts)
-        is_new = columns >= existing
+    def _add(self, peer: PeerCells, choices: np.ndarray) -> np.ndarray:
+        """Add each cell to its choice, a column of the cost matrix; return the atom of each cell."""
+        atoms, existing = choices.copy(), len(self._counts)
+        is_new = choices >= existing
         count = int(is_new.sum())
         atoms[is_new] = existing + np.arange(count)
         if count:
@@ -524,21 +529,21 @@ class Costs:
         # Columns are compared as bytes: faster than np.unique along an axis, which sorts rows of floats.
         stacked = np.ascontiguousarray(np.vstack(precisions).T)
         keys = stacked.view(np.dtype((np.void, stacked.dtype.itemsize * stacked.shape[1]))).ravel()
-        _, self._first, self._class = np.unique(keys, return_index=True, return_inverse=True)
-        self._by_class = np.argsort(self._class, kind="stable")
-        self._starts = np.searchsorted(self._class[self._by_class], np.arange(len(self._first)))
-        self._kl, self._prior, self._mean = options.kl, options.prior_precision, mean
-        self._prior_sum = mean * self._prior  # µa
+        _, self._first, self._class_of = np.unique(keys, return_index=True, return_inverse=True)
+        self._by_class = np.argsort(self._class_of, kind="stable")  # the columns, sorted by class
+        self._starts = np.searchsorted(self._class_of[self._by_class], np.arange(len(self._first)))
+        self._kl, self._prior_precision, self._mean = options.kl, options.prior_precision, mean
+        self._prior_sum = mean * self._prior_precision  # µa
         self._zero_mean = not mean.any()
         self._prior_square = float((mean * self._prior_sum).sum())  # Σ_d µ²a
 
-    def fold(self, columns: np.ndarray) -> np.ndarray:
-        """Return precisions [..., columns] as [..., classes]."""
-        return columns[..., self._first]
+    def fold(self, precisions: np.ndarray) -> np.ndarray:
+        """Return precisions [..., columns] as [..., classes]: that of the first column of each class."""
+        return precisions[..., self._first]
 
-    def _sum_classes(self, columns: np.ndarray) -> np.ndarray:
+    def _sum_classes(self, values: np.ndarray) -> np.ndarray:
         """Sum values [rows, columns] over each column class: [rows, classes]."""
-        return np.add.reduceat(columns[:, self._by_class], self._starts, axis=1)
+        return np.add.reduceat(values[:, self._by_class], self._starts, axis=1)
 
     def prepare(self, cells: Cells) -> PeerCells:
         """Compute the terms of a peer's cells that every step needs."""
@@ -550,7 +555,7 @@ class Costs:
 
     def worth(self, sums: np.ndarray, precisions: np.ndarray) -> np.ndarray:
         """Return Q − λT of every atom."""
-        total = precisions + self._prior
+        total = precisions + self._prior_precision
         worth = self._weighted_squares(sums + self._prior_sum, 1 / total) - self._prior_square
         if self._kl:
             shift = self._shift(sums, precisions)
@@ -565,14 +570,14 @@ class Costs:
         `square`, `linear` and `constant` are the coefficients of v² (per column class), of v and of 1.
         """
         after = precisions + peer.precision
-        square = 1 / (after + self._prior)
+        square = 1 / (after + self._prior_precision)
         posterior_sums = sums + self._prior_sum
-        linear = posterior_sums * square[..., self._class]
+        linear = posterior_sums * square[..., self._class_of]
         constant = np.einsum("ij,ij->i", posterior_sums, linear) - self._prior_square
         if self._kl:
             square_penalty = self._kl * after * square**2
             shift = self._shift(sums, after)
-            linear_penalty = shift * square_penalty[..., self._class]
+            linear_penalty = shift * square_penalty[..., self._class_of]
             constant -= np.einsum("ij,ij->i", shift, linear_penalty)
             linear -= linear_penalty
             square -= square_penalty
@@ -586,7 +591,7 @@ class Costs:
         """Return R − µA, which is (a + A)(θ − µ)."""
         if self._zero_mean:
             return sums
-        return sums - self._mean * precisions[..., self._class]
+        return sums - self._mean * precisions[..., self._class_of]
 
     def _weighted_squares(self, rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Return Σ_d weight · value² of every row; weights are given per column class."""
