@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ..settings import Positive, SettingsTable, checked
 from .base import TransportError
-from .paho_socket import TidySocket
+from .paho_socket import SelfClosingSocket
 
 _SCHEMES: dict[str, tuple[int, bool, Literal["tcp", "websockets"]]] = {
     "mqtt": (1883, False, "tcp"),
@@ -132,7 +132,7 @@ class TlsFiles:
         try:
             context = ssl.create_default_context(cafile=self.ca)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.sslsocket_class = TidySocket
+            context.sslsocket_class = SelfClosingSocket
             if self.certificate is not None:
                 context.load_cert_chain(self.certificate, self.key)
         except (ssl.SSLError, OSError) as error:

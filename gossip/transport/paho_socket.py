@@ -4,14 +4,14 @@
 as it reads a packet, and copies again to separate topic and payload. For a megabyte of parameters these
 copies are most of the cost: sending and receiving it takes 0.6 ms of processor time with this class, and
 1.3 ms with paho only. Here a large payload is written from the caller's buffers, and read into the buffer
-that the receiver gets. Messages at QoS 0 pass paho by, unless the socket is full; all other packets are
+that the receiver gets. Messages at QoS 0 bypass paho, unless the socket is full; all other packets are
 passed on to it.
 
 The class also frames websockets, because in paho 2 a packet is lost if its frame needs two writes (the
 wrapper reports "0 bytes sent", and paho discards the packet), masking is a Python loop over every byte (0.1 s
 and more per MB, in the event loop), and each packet is one frame, which servers reject above 1 MB.
 
-`TidySocket`: paho does not close a socket whose handshake fails.
+`SelfClosingSocket`: paho does not close a socket whose handshake fails, so this one closes itself.
 """
 
 from __future__ import annotations
@@ -31,19 +31,17 @@ import paho.mqtt.client as paho
 from .base import Buffers, Payload
 
 Deliver: TypeAlias = Callable[[str, bytes | memoryview, bool], None]
-"""Called with topic, payload and whether it was retained, for every message at QoS 0. Only a large
-payload is a view, of memory that nothing else uses."""
+"""Called with topic, payload and whether it was retained, for every message at QoS 0. A payload above
+_READ_BYTES is a view of memory that nothing else uses, others are bytes."""
 
 _FIRST_ID = 1 << 16  # for messages at QoS 0, which have no id on the wire; paho's ids are smaller
 _PUBLISH, _PUBACK = 0x30, 0x40  # first byte of these MQTT packets
 _PINGRESP = b"\xd0\0"
 _PACKET_TOO_LARGE, _UNSPECIFIED_ERROR = 0x95, 0x80  # MQTT 5 reason codes
-_READ_BYTES = (
-    64 * 1024
-)  # largest read unless a larger packet is incomplete; payloads above it are not copied
+_READ_BYTES = 64 * 1024  # size of the read buffer; larger payloads are not copied
 _MAX_READS = 64  # per callback of the event loop, so that other connections are served too
 FRAME_BYTES = 256 * 1024
-"""Bytes of payload in one websocket frame."""
+"""Most bytes of payload in one websocket frame."""
 
 
 class PacketSocket:
@@ -61,7 +59,7 @@ class PacketSocket:
         # `send`, which loses packets.
         self._websocket_inner = getattr(self._sock, "_socket", None)
         # Sockets of TLS cannot write several buffers at once.
-        self._gathers = isinstance(self._sock, socket.socket) and not isinstance(
+        self._can_sendmsg = isinstance(self._sock, socket.socket) and not isinstance(
             self._sock, ssl.SSLSocket
         )
         self._deliver, self._version5 = deliver, version5
@@ -71,14 +69,14 @@ class PacketSocket:
         self._closed = False
         self._ids = itertools.count(_FIRST_ID)
         self._read_buffer = memoryview(bytearray(_READ_BYTES))
-        self._partial_head = b""  # the beginning of a packet whose length is not known yet
+        self._partial_head = b""  # start of a packet whose topic's length has not arrived
         self._head = b""  # fixed header of the incomplete packet in `_packet`
         self._packet: memoryview | None = None
         self._filled = 0  # bytes of `_packet` that have been read
         self._for_paho = b""  # packets that paho has not read yet
         self._last_pingresp = time.monotonic()
         self._frame = memoryview(b"")  # rest of the websocket frame that is being written
-        self._frame_payload = 0  # bytes of payload in that frame
+        self._frame_payload_bytes = 0  # bytes of paho's data in that frame
 
     def fileno(self) -> int:
         """Return the file descriptor, for the event loop."""
@@ -106,14 +104,15 @@ class PacketSocket:
         Returns None if all of it was written, else what paho's `publish` returns.
         """
         name = topic.encode()
-        body = len(name).to_bytes(2, "big") + name + (b"\0" if self._version5 else b"")
-        head = bytes((_PUBLISH,)) + _varint(len(body) + len(payload)) + body
-        views = [head, *(payload.views if isinstance(payload, Buffers) else (payload,))]
+        variable_header = len(name).to_bytes(2, "big") + name + (b"\0" if self._version5 else b"")
+        length = _encode_varint(len(variable_header) + len(payload))
+        header = bytes((_PUBLISH,)) + length + variable_header
+        views = [header, *(payload.views if isinstance(payload, Buffers) else (payload,))]
         # We append to paho's private queue of outgoing packets, because its `publish` copies the payload.
         queue = getattr(self._client, "_out_packet", None)
         if queue is None:  # a version of paho without this queue: slower, with the same result
             return self._client.publish(topic, bytes(payload))
-        if self._gathers:
+        if self._can_sendmsg:
             if not queue and not self._closed:
                 views = self._write(views)
                 if not views:
@@ -132,7 +131,7 @@ class PacketSocket:
         return info
 
     def _write(self, views: list[Any]) -> list[Any]:
-        """Write as much as the socket accepts, past paho, and return the rest."""
+        """Write as much as the socket accepts, bypassing paho, and return the rest."""
         try:
             count = self._sock.sendmsg(views)
         except OSError:
@@ -151,16 +150,16 @@ class PacketSocket:
             return self._sock.send(data)
         if not self._frame:
             payload = memoryview(data)[:FRAME_BYTES]
-            self._frame, self._frame_payload = memoryview(frame(payload)), len(payload)
+            self._frame, self._frame_payload_bytes = memoryview(frame(payload)), len(payload)
         self._frame = self._frame[self._websocket_inner.send(self._frame) :]
         if self._frame:
             raise BlockingIOError  # paho keeps the packet and calls again with the same bytes
-        return self._frame_payload
+        return self._frame_payload_bytes
 
     # --- reading --------------------------------------------------------------------------------
 
     def read(self) -> bool:
-        """Read from the socket and deliver messages; True if paho has to read too: a packet, or the end."""
+        """Read and deliver messages; return True if paho must call `recv`, for a packet or the end."""
         try:
             self._read()
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -223,7 +222,7 @@ class PacketSocket:
         if self._partial_head:
             data, self._partial_head = memoryview(self._partial_head + bytes(data)), b""
         while data:
-            length, start = _varint_at(data, 1)
+            length, start = _decode_varint(data, 1)
             # The length of the topic is needed to align the payload, so wait for that too.
             if start == 0 or (length > 2 and len(data) < start + 2):
                 self._partial_head = bytes(data)
@@ -241,7 +240,7 @@ class PacketSocket:
 
     def _handle(self, head: bytes, packet: memoryview) -> None:
         if head[0] & 0xF6 == _PUBLISH:  # at QoS 0
-            self._message(packet, retain=bool(head[0] & 1))
+            self._deliver_message(packet, retain=bool(head[0] & 1))
             return
         if self._version5 and head[0] == _PUBACK and packet[2:3] == bytes((_PACKET_TOO_LARGE,)):
             # mosquitto sends this code, which the standard does not allow in a PUBACK: paho would close the
@@ -250,14 +249,14 @@ class PacketSocket:
             packet = memoryview(bytes((*packet[:2], _UNSPECIFIED_ERROR, *packet[3:])))
         self._for_paho += head + packet
 
-    def _message(self, packet: memoryview, *, retain: bool) -> None:
+    def _deliver_message(self, packet: memoryview, *, retain: bool) -> None:
         start = 2 + int.from_bytes(packet[:2], "big")
         try:
             topic = str(packet[2:start], "utf-8")
         except UnicodeDecodeError:
             raise _malformed("a topic that is not UTF-8") from None
         if self._version5:
-            length, end = _varint_at(packet, start)
+            length, end = _decode_varint(packet, start)
             start = end + length if end else len(packet) + 1
         if start > len(packet):
             raise _malformed("a topic or properties longer than their packet")
@@ -288,7 +287,7 @@ def _aligned_buffer(length: int, payload_at: int) -> memoryview:
     return np.empty(shift + length, np.uint8).data[shift:]
 
 
-def _varint_at(data: memoryview, start: int) -> tuple[int, int]:
+def _decode_varint(data: memoryview, start: int) -> tuple[int, int]:
     """Read MQTT's variable byte integer; return (value, offset of its end), or (0, 0) if incomplete."""
     value = 0
     for index, byte in enumerate(data[start : start + 4]):
@@ -300,7 +299,7 @@ def _varint_at(data: memoryview, start: int) -> tuple[int, int]:
     return 0, 0
 
 
-def _varint(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     """Encode MQTT's variable byte integer."""
     encoded = bytearray()
     while True:
@@ -326,7 +325,7 @@ def frame(data: memoryview) -> bytearray:
     return out
 
 
-class TidySocket(ssl.SSLSocket):
+class SelfClosingSocket(ssl.SSLSocket):
     """Closes itself if the handshake of TLS or of websockets fails, which paho does not do."""
 
     def do_handshake(self, block: bool = False) -> None:
@@ -342,6 +341,6 @@ class TidySocket(ssl.SSLSocket):
         try:
             return super().recv(buflen, flags)
         except OSError:
-            if self.gettimeout():  # still in the handshake: paho then makes the socket non-blocking
+            if self.gettimeout():  # as during the handshakes; after them the socket is non-blocking
                 self.close()
             raise
