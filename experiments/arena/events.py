@@ -58,7 +58,7 @@ from .network import CHANGE, CREDIT, PUSH, SETTLE, TRAIN, Clock, Timetable, Worl
 MOMENT = 1e-9
 """Virtual seconds that a message takes in lockstep; not 0, so that all messages of an exchange are sent
 before the first arrives."""
-WINDOW = 64
+MAX_STEPS = 64
 """How many steps of a schedule that never repeats are looked at to estimate the number of its links."""
 
 
@@ -671,7 +671,7 @@ class WiredAverager:
             links = 2 * len(peers)
             if isinstance(self._mixing, Gossip):
                 schedule = self._mixing.schedule
-                union = schedule.union(0, schedule.period or WINDOW).subgraph(peers)
+                union = schedule.union(0, schedule.period or MAX_STEPS).subgraph(peers)
                 links = union.number_of_edges() * (1 if union.is_directed() else 2)
             # An upper bound: both ends of a link share the arrays that are equal.
             total += min(

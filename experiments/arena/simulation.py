@@ -39,7 +39,7 @@ from ..config.named_files import fingerprint
 from ..config.needs import refuse_conflicts, warn_unused_keys
 from ..config.tables import Config, ConfigError, flat_keys
 from ..data import Dataset, PeerDatasets, load_or_stream
-from ..graphs.swarm import WINDOW, check_robust, mixing_of, push_graph, pushes_of, swarm_graph
+from ..graphs.swarm import MAX_STEPS, check_robust, mixing_of, push_graph, pushes_of, swarm_graph
 from ..results import CHECKPOINT_FILE, SHARING_FILE, Results, make_folder, read_records, write_json
 from .arena import Arena, Round, read_arena_state
 from .events import Wire
@@ -173,14 +173,14 @@ class Simulation:
     def graph(self) -> nx.Graph | None:
         """Return the graph of the config's topology; None if it has none.
 
-        If links change from step to step, it has all links of a period, or of WINDOW steps without one.
+        If links change from step to step, it has all links of a period, or of MAX_STEPS without one.
         """
         if self.config.topology is None or not isinstance(self.mixing, Gossip | Steady | Robust):
             return None
         links = self.mixing.graph
         if links is None:
             return None
-        return links.union(0, links.period or WINDOW) if isinstance(links, Schedule) else links
+        return links.union(0, links.period or MAX_STEPS) if isinstance(links, Schedule) else links
 
     def rounds(
         self, arena: Arena | None = None, callbacks: Sequence[Callback] = ()

@@ -1,7 +1,7 @@
 """Builds the graph of a swarm from a config's `topology` or from a GRAPH argument of the command line.
 
-Live peers and the arena both use this module, so that a config has the same graph in both, and both refuse a
-config that does not suit steady gossip or robust means before they train.
+Live peers and the arena both use this module. So a config has the same graph in both, and neither begins to
+train if the config has keys or a graph that steady gossip or robust means (`gossip/robust.py`) cannot use.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def pushes_of(config: Config) -> int:
     return config.gossip.exchanges or (FANOUT if config.gossip.mode == "steady" else DEFAULT_PUSHES)
 
 
-WINDOW = 64
-"""The number of steps over which a schedule without a period is measured."""
+MAX_STEPS = 64
+"""How many steps of a schedule that never repeats are looked at, to join or to measure their graphs."""
 
 DEFAULT_PEERS = 16
 """Peers of a graph that a builder makes, if no number is given."""
@@ -98,12 +98,12 @@ class SwarmGraph:
 
     @property
     def steps(self) -> int:
-        """The number of steps after which the graphs repeat; WINDOW if they never do."""
-        return self.schedule.period or WINDOW
+        """The number of steps after which the graphs repeat; MAX_STEPS if they never do."""
+        return self.schedule.period or MAX_STEPS
 
     @property
     def labels(self) -> dict[int, str]:
-        """The labels of peers that have one, from a file or a function."""
+        """The labels of peers that have one, as graphs from files and from networkx may give them."""
         return {
             peer: str(name) for peer, name in self.graph.nodes(data="label") if name is not None
         }
@@ -144,13 +144,14 @@ def swarm_graph(config: Config, models: Members, source: str = "config") -> Swar
     """Build the graph that the config's `topology` names; None if it names none.
 
     models: the peers of each shared partial model. On the graph (over one period, if it changes) the peers of
-    every model must be connected; with `bridge` set, links are added until they are. Errors name the file,
-    the key and the peers. Files and modules that `topology` names may be in the config's folder.
+    every model must be connected; with `bridge` set, links are added until they are.
+    source: the config's file, which errors name with the key and the peers. Files and modules that `topology`
+        names may be in its folder.
     """
     if config.topology is None:
         if config.gossip.rule != "push":
             raise ConfigError(
-                f"{source}: key 'gossip.rule': there is no 'topology', whose links the rule would weight"
+                f"{source}: key 'gossip.rule': there is no 'topology' whose links it could weight"
             )
         if config.bridge:
             raise ConfigError(f"{source}: key 'bridge': there is no 'topology' to add links to")
@@ -216,7 +217,7 @@ def print_graph_notes(
 ) -> None:
     """Print which links bridging added, and a note if the graph has link weights that are not used.
 
-    Where a config names the rule, there is no such note: its author has chosen.
+    There is no such note if the config names the rule: not to use the weights is then its author's choice.
 
     hint: how the weights could be used. rule: the swarm's rule if left out. named: whether each line begins
         with the graph's name.
@@ -269,7 +270,7 @@ def importing_from(folder: Path) -> Iterator[None]:
 
 
 def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
-    """Return the graph of a spec, as `swarm_graph` describes it; raise TopologyError if it does not fit."""
+    """Return the graph of a spec, as `swarm_graph` describes it; TopologyError if the config forbids it."""
     builder = "" if isinstance(spec, nx.Graph | Path) else parse(spec)[0]
     steady = config.gossip.mode == "steady"
     if builder in SCHEDULES:
@@ -309,11 +310,11 @@ def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
 
 def _from_schedule(name: str, schedule: Schedule) -> SwarmGraph:
     """Return the graph of a topology that changes over time."""
-    return SwarmGraph(name, schedule.union(0, schedule.period or WINDOW), schedule)
+    return SwarmGraph(name, schedule.union(0, schedule.period or MAX_STEPS), schedule)
 
 
 def _bridge_if_asked(graph: nx.Graph, models: Members, bridging: bool) -> tuple[nx.Graph, Bridging]:
-    """Return the graph, with links added that connect the peers of every model if `bridging`, and these."""
+    """Return the graph and the links added to it so that every model's peers are connected, if `bridging`."""
     added = bridge(graph, models) if bridging else NO_LINKS_ADDED
     return (bridged(graph, added) if added.edges else graph), added
 
@@ -405,7 +406,7 @@ def groups_of(topology: SwarmGraph, key: str | None = None) -> dict[int, str]:
 
 
 def push_graph(config: Config, members: list[Member], source: str = "config") -> nx.Graph:
-    """Return which peers may push to each other at their own pace: all, if the config has no topology.
+    """Return the graph on which peers push in virtual time or steady mode: complete without a topology.
 
     Raises ConfigError if the peers of a shared model are not connected. Prints links that bridging added.
     """
@@ -429,7 +430,7 @@ def push_graph(config: Config, members: list[Member], source: str = "config") ->
 
 # --- steady gossip and robust means: which keys and graphs suit them --------------------------------
 
-NAMED = 8
+MAX_NAMED = 8
 """The most peers that a message names."""
 
 
@@ -446,7 +447,7 @@ def steady_graph(config: Config, models: Members, source: str = "config") -> nx.
 
 
 def warn_without_score(learner: object, source: str) -> None:
-    """Print a note if the learners of a config, of which this is one, cannot score values in steady mode."""
+    """Print a note if a config's learners cannot score values, as steady mode does; learner: one of them."""
     from ...models import Scorer  # loads torch, which drawing a graph does not need
 
     if not isinstance(learner, Scorer):
@@ -461,8 +462,8 @@ def check_steady(
 ) -> None:
     """Raise ConfigError for keys, and for numbers of neighbours, that steady gossip cannot work with.
 
-    Peers with too few neighbours to withstand a hostile one, if `gossip.hostile` is left to the peers, are
-    named on the terminal. models: the peers of each shared partial model; all peers if empty.
+    With `gossip.hostile = "auto"`, peers with too few neighbours to withstand a hostile one are only named on
+    the terminal. models: the peers of each shared partial model; if empty, all peers share one.
     """
     refuse_conflicts("steady", config, source)
     graph = nx.complete_graph(config.peers) if topology is None else topology.graph
@@ -483,18 +484,18 @@ def _check_neighbours(config: Config, graph: nx.Graph, models: Members, source: 
     """Raise ConfigError, or print a note, if peers have too few neighbours for `gossip.hostile`."""
     hostile = config.gossip.hostile
     needed = needed_neighbours(hostile)
-    few = few_neighbours(graph, models, needed)
-    if not few:
+    too_few = few_neighbours(graph, models, needed)
+    if not too_few:
         return
-    named = ", ".join(f"{peer} ({count})" for peer, count in list(few.items())[:NAMED])
-    named += f" and {len(few) - NAMED} more" * (len(few) > NAMED)
-    large = {model: peers for model, peers in models.items() if len(peers) > needed}
+    named = ", ".join(f"{peer} ({count})" for peer, count in list(too_few.items())[:MAX_NAMED])
+    named += f" and {len(too_few) - MAX_NAMED} more" * (len(too_few) > MAX_NAMED)
+    large_models = {model: peers for model, peers in models.items() if len(peers) > needed}
     remedies: list[str] = []
-    if few_neighbours(graph, large, needed):
+    if few_neighbours(graph, large_models, needed):
         command = f"gossamer topology advise --hostile {tolerated(hostile, 0)} --graph {source}"
         remedies.append(f"add links ({command} names them, bridge = true adds them)")
-    if small := [model or "one model" for model in models.keys() - large.keys()]:
-        remedies.append(f"let {needed + 1} or more peers share {', '.join(sorted(small))}")
+    if small_models := [model or "one model" for model in models.keys() - large_models.keys()]:
+        remedies.append(f"let {needed + 1} or more peers share {', '.join(sorted(small_models))}")
     remedy = ", and ".join(remedies)
     if hostile == "auto":
         console.warn(
@@ -503,8 +504,8 @@ def _check_neighbours(config: Config, graph: nx.Graph, models: Members, source: 
         )
         return
     raise ConfigError(
-        f"{source}: key 'gossip.hostile': to withstand {hostile} hostile neighbours a peer needs {needed}, "
-        f"and fewer have: {named}; lower it, or {remedy}"
+        f"{source}: key 'gossip.hostile': to withstand {hostile} hostile neighbours a peer needs {needed}; "
+        f"these have fewer: {named}; lower gossip.hostile, or {remedy}"
     )
 
 

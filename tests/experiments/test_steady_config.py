@@ -94,7 +94,7 @@ def test_a_returning_peer_starts_from_the_median_of_others(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gossip": {"hostile": 2}}, "needs 5, and fewer have: 0 (4), 1 (4)"),
+        ({"gossip": {"hostile": 2}}, "needs 5; these have fewer: 0 (4), 1 (4)"),
         ({"gossip": {"hostile": 2}}, "gossamer topology advise --hostile 2"),
         ({"gossip": {"hostile": -1}}, 'should be a number of neighbours, or "auto"'),
         ({"topology": "one-peer-exponential"}, "neighbours change before they are known"),
@@ -167,7 +167,9 @@ def test_bridge_links_all_peers_of_a_small_model_and_says_that_they_are_too_few(
     assert nx.density(graph.subgraph(models["small"])) == 1
     told = " ".join(capsys.readouterr().err.split())
     assert "0 (2), 2 (2), 4 (2); let 5 or more peers share small" in told
-    with pytest.raises(ConfigError, match="lower it, or let 5 or more peers share small"):
+    with pytest.raises(
+        ConfigError, match=r"lower gossip\.hostile, or let 5 or more peers share small"
+    ):
         steady_graph(config(topology="ring", bridge=True, gossip={"hostile": 1}), models)
 
 
