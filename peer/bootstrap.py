@@ -1,7 +1,8 @@
 """Decides, for each partial model, when and with which values a peer's own weight begins to count.
 
 A peer *counts* in a partial model once it has injected its own weight into the push-sum average; until then
-the model is *waiting*. The peer decides from the cards and statuses that other peers publish:
+the model is *waiting*. To inject a weight *at* a value adds weight × value to the sum.
+The peer decides from the cards and statuses that other peers publish:
 
 - If a peer that counts has published a status since we connected, wait for the first value from a neighbour,
   and inject this peer's weight at that value.
@@ -14,9 +15,9 @@ A peer founds only after it has not seen a counting peer for a while (`settings.
 or the other peers may be restarting. It need not wait if all expected peers are online, or if the settings
 make it a founder.
 
-A peer whose network was trained before it joined keeps its values. It stages received values beside the
-network until it has received or may found every model. Then it permutes its cells to match the received
-values, and injects its weight at its own values. The sum of all mass grows by its weight times its values.
+A peer whose network was trained before it joined keeps its values. It stages received values (keeps them
+beside the network) until it has received or may found every model. Then it permutes its cells to match the
+received values, and injects its weight at its own values.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from safetensors import SafetensorError
 
 from ..gossip import Array, Gossiper, Mass, absorb
 from ..models import Learner, ModelError, SlicedNetwork
-from .presence import Event, Gone, Offline, Online
+from .presence import Event, Offline, Online, SessionEnded
 from .settings import Settings
 from .store import MatchedStore
 from .summary import Journal
@@ -49,9 +50,9 @@ a new status in answer to ours."""
 
 
 class OtherPeers:
-    """What presence events have said of the other peers.
+    """What the engine knows of the other peers, from presence events.
 
-    A copy for the worker thread, in which the engine runs; presence itself belongs to the event loop.
+    The engine runs in the worker thread, which must not read the roster: that belongs to the event loop.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class OtherPeers:
                 self._offline.discard(event.peer)
             case Offline():
                 self._offline.add(event.peer)
-            case Gone():
+            case SessionEnded():
                 if event.peer in self.known and self.known[event.peer].session == event.session:
                     del self.known[event.peer]
                     self._offline.discard(event.peer)
@@ -120,7 +121,7 @@ class Bootstrap:
         """Whether `start_deciding` was called in this session."""
         self._all_expected_online = False
         self._waiting_since = self._session_began = 0.0
-        self._counting_peer_seen: dict[str, float] = {}
+        self._counting_last_seen: dict[str, float] = {}
         """Per partial model: when a live peer that counts in it was last seen online; if none was, when the
         wait began. An online peer is live if it has published a status since we connected."""
         self._start_digests: dict[str, str] = {}
@@ -138,7 +139,7 @@ class Bootstrap:
         self._start_digests = {m: digest(self._store.read(m)) for m in gossiper.models}
         self.waiting = {m for m in gossiper.models if not gossiper.injected(m)}
         self._is_deciding = self._all_expected_online = False
-        self._counting_peer_seen.clear()
+        self._counting_last_seen.clear()
         self._warned.clear()
         return dict(self._start_digests)
 
@@ -146,20 +147,20 @@ class Bootstrap:
         """Take over the gossiper's models after they have changed; those without injected weight wait."""
         self._start_digests = {m: digest(self._store.read(m)) for m in gossiper.models}
         self.waiting = {m for m in gossiper.models if not gossiper.injected(m)}
-        seen = self._counting_peer_seen
-        self._counting_peer_seen = {m: seen.get(m, self._waiting_since) for m in gossiper.models}
+        seen = self._counting_last_seen
+        self._counting_last_seen = {m: seen.get(m, self._waiting_since) for m in gossiper.models}
 
     def start_deciding(
         self, gossiper: Gossiper, now: float, *, as_founder: bool, all_online: bool
     ) -> None:
-        """Begin to decide where the peer's weight may count; from now on `update` injects it there.
+        """Begin to decide in which models the peer's weight may count; from now on `update` injects it.
 
-        as_founder: inject the peer's weight at once, at its own values.
-        all_online: the settings name expected peers, and all of them are online.
+        as_founder: whether to inject the peer's weight at once, at its own values.
+        all_online: whether the settings name expected peers, and all of them are online.
         """
         self._is_deciding, self._all_expected_online, self._waiting_since = True, all_online, now
-        self._counting_peer_seen = (
-            dict.fromkeys(self._start_digests, now) | self._counting_peer_seen
+        self._counting_last_seen = (
+            dict.fromkeys(self._start_digests, now) | self._counting_last_seen
         )
         # If values have already been received (weight > 0), a trained network is first matched with them.
         if as_founder and not (self._store.is_staging and any(map(gossiper.weight, self.waiting))):
@@ -168,7 +169,7 @@ class Bootstrap:
     def restart_wait_for_counting_peers(self, now: float) -> None:
         """Restart the wait for counting peers: the connection was lost, and they may be reconnecting too."""
         self._waiting_since = now
-        self._counting_peer_seen = dict.fromkeys(self._start_digests, now)
+        self._counting_last_seen = dict.fromkeys(self._start_digests, now)
 
     def update(self, gossiper: Gossiper, others: OtherPeers, now: float) -> None:
         """Inject the peer's weight into every model in which it may count now; called in every turn."""
@@ -177,7 +178,7 @@ class Bootstrap:
                 model in other.counting_rounds and other.is_live
                 for other in others.online_senders(model)
             ):
-                self._counting_peer_seen[model] = now
+                self._counting_last_seen[model] = now
         if not self._is_deciding or not self.waiting:
             return
         self._inject_where_ready(gossiper, lambda model: self._may_found(model, others, now))
@@ -186,23 +187,23 @@ class Bootstrap:
                 self._warned.add(model)
                 count = sum(model in other.counting_rounds for other in others.known.values())
                 _log.warning(
-                    "peer %s: model %s still waits for a first value after %.0f s; other peers that count in "
-                    "it: %d, that are online and may send it: %d",
+                    "peer %s: model %s still waits for a first value after %.0f s; of the other peers, %d "
+                    "count in it, and %d are online and may send it",
                     self._name, model, now - self._waiting_since, count,
                     len(others.online_senders(model)),
                 )  # fmt: skip
 
     def _may_found(self, model: str, others: OtherPeers, now: float) -> bool:
-        """Return whether to inject the weight at the peer's own values: no counting peer is known."""
-        silence = now - self._counting_peer_seen[model]
+        """Return whether the peer may found a model; the module docstring has the rules."""
+        silence = now - self._counting_last_seen[model]
         if silence >= FOUND_ANYWAY_AFTER * self._settings.silence:
             return True
         online = others.online_senders(model)
         if any(model in other.counting_rounds for other in online):
             return False
-        # `founder = false` waits even if all expected peers are online; without it (None) that is enough.
-        waits_for_silence = self._settings.founder is False or not self._all_expected_online
-        if waits_for_silence and silence < self._settings.silence:
+        # Once all expected peers are online there is no need to wait, unless the setting `founder` is false.
+        must_wait = self._settings.founder is False or not self._all_expected_online
+        if must_wait and silence < self._settings.silence:
             return False
         # With equal starting values all waiting peers found, else only the one that came first.
         own_digest, own_arrival = self._start_digests[model], (self._session_began, self._name)
@@ -213,7 +214,7 @@ class Bootstrap:
     def _inject_where_ready(self, gossiper: Gossiper, may_found: Callable[[str], bool]) -> None:
         """Inject the weight into models with a received value, and into those that may be founded.
 
-        A network that was trained before joins all models at once, as soon as all of them are ready.
+        A network that was trained before the peer joined is added to all models together, once all are ready.
         """
         ready = {m for m in self.waiting if gossiper.weight(m) or may_found(m)}
         if self._store.is_staging:
@@ -226,7 +227,7 @@ class Bootstrap:
             if is_founder and gossiper.neighbours(model):
                 self._journal.add("founded", f"founds model {model} at its own values")
             elif not is_founder:
-                self._journal.add("counted", f"counts in model {model}, from a received value")
+                self._journal.add("counted", f"begins to count in {model}, at a received value")
 
     def inject_everywhere(self, gossiper: Gossiper) -> None:
         """Stop waiting: inject the weight into all models, at the peer's own values if none were received."""
@@ -248,22 +249,22 @@ class Bootstrap:
         models = sorted(self.waiting)
         neighbours = {m: set(gossiper.neighbours(m)) for m in models if gossiper.neighbours(m)}
         received = {m: Mass(np.array(self._store.read(m)), gossiper.weight(m)) for m in models}
-        moved = self._store.match_cells(self._learner)
+        changed = self._store.match_cells(self._learner)
         for model in models:
             own = Mass(self._store.read(model), self._weight)
             if received[model].weight:
                 self._store.write(model, absorb(received[model], own).value)
             gossiper.inject(model, self._weight)
         self.waiting.clear()
-        self._journal.add(*self._describe_match(neighbours, moved))
+        self._journal.add(*self._describe_match(neighbours, changed))
 
     def _describe_match(
-        self, neighbours: Mapping[str, Collection[str]], moved: int
+        self, neighbours: Mapping[str, Collection[str]], changed: int
     ) -> tuple[str, str]:
         """Return the event that a trained network was added: its kind, and what happened.
 
-        neighbours: of every partial model that has some. moved: what `MatchedStore.match_cells` returned, the
-        number of permuted cells, or, if models were fused, of cells that no neighbour has.
+        neighbours: of every partial model that has some. changed: how many cells
+        `MatchedStore.match_cells` permuted, or, in fused models, gave an index that no neighbour uses.
         """
         matching = self._settings.matching
         kinds = {matching[model].kind for model in neighbours if model in matching}
@@ -273,8 +274,8 @@ class Bootstrap:
         peers = sorted({peer for names in neighbours.values() for peer in names})
         whom = ", ".join(peers[:3]) + f" and {len(peers) - 3} more" * (len(peers) > 3)
         if "fuse" in kinds:
-            return "fused", f"fused with {whom} (cells that are new to them: {moved}); {counts}"
-        return "aligned", f"aligned with {whom}: moved {moved} cells; {counts}"
+            return "fused", f"fused with {whom} (cells that are new to them: {changed}); {counts}"
+        return "aligned", f"aligned with {whom}: moved {changed} cells; {counts}"
 
 
 def digest(value: Array) -> str:

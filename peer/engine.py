@@ -60,7 +60,7 @@ from ..models import (
 from .bootstrap import Bootstrap, OtherPeers
 from .exits import PeerError
 from .machine import Machine, Saver, from_saved, portable_time, trim_heap, uptime_of
-from .presence import Event, Gone, Goodbye, Offline, Online, Phase, Statement, first_of
+from .presence import Event, Goodbye, Offline, Online, Phase, SessionEnded, Statement, first_of
 from .settings import Limits, Settings
 from .store import Agreement, MatchedStore
 from .summary import Journal
@@ -637,7 +637,9 @@ class Engine:
             self.last_contact = last_contact
         # A peer that is given up does not say what it credited, so its acknowledgements that have arrived are
         # read first: what it passed on would exist twice if we took it back.
-        given_up = (i for i, e in enumerate(events) if isinstance(e, Gone) and e.statement is None)
+        given_up = (
+            i for i, e in enumerate(events) if isinstance(e, SessionEnded) and e.statement is None
+        )
         before_packets = next(given_up, len(events))
         for event in events[:before_packets]:
             self._apply(event)
@@ -730,7 +732,7 @@ class Engine:
         assert self.ending is not None
         before = self._accounts(), self.gossiper.statement()
         for event in events:
-            if isinstance(event, Gone):
+            if isinstance(event, SessionEnded):
                 self._apply(event)
         if before == (self._accounts(), self.gossiper.statement()):
             return False
@@ -950,10 +952,10 @@ class Engine:
                 self._welcome(event)
             case Offline():
                 self.gossiper.peer_offline(event.peer)
-            case Gone():
+            case SessionEnded():
                 self._must_save = self._must_save or event.statement is not None
-                self._dispatch.gone(event.peer)
-                self._privacy.gone(self.gossiper, event.peer)
+                self._dispatch.forget_peer(event.peer)
+                self._privacy.remove_masks(self.gossiper, event.peer)
                 before = self.agreement.values()
                 self.gossiper.peer_gone(event.peer, event.session, event.statement, event.reclaimed)
                 # Mass that was taken back may have changed our values: then agreement must be reached again.
@@ -1031,7 +1033,7 @@ class Engine:
                     continue
                 self.store.write(model, estimate.value.astype(self.store.read(model).dtype))
                 self.bootstrap.inject(self.gossiper, model)
-                self.journal.add("counted", f"counts in model {model}, from received values")
+                self.journal.add("counted", f"begins to count in {model}, at received values")
                 gives = estimate.gives
             for give in gives:
                 self._handle(give, now)

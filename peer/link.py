@@ -41,11 +41,11 @@ from .presence import (
     STATUSES_PER_LEASE,
     Card,
     Event,
-    Gone,
     Online,
     OwnCard,
     Phase,
     Roster,
+    SessionEnded,
     Status,
     limit_goodbyes,
     read_card,
@@ -671,7 +671,7 @@ class Link:
                 raise
             packets.clear()  # frees megabytes before the next turn
             for event in events:
-                if isinstance(event, Gone):
+                if isinstance(event, SessionEnded):
                     # Only after the turn: with private averaging (gossip/masking.py), removing our mask may
                     # need the neighbour's secret.
                     self.security.remove(event.peer, event.session)

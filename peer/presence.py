@@ -290,7 +290,7 @@ class Offline:
 
 
 @dataclass(frozen=True)
-class Gone:
+class SessionEnded:
     """A session has ended and never continues.
 
     statement, reclaimed: as in its goodbye; statement is None if it ended without one.
@@ -302,7 +302,7 @@ class Gone:
     reclaimed: Statement = field(default_factory=list)
 
 
-Event = Online | Offline | Gone
+Event = Online | Offline | SessionEnded
 
 
 @dataclass
@@ -467,11 +467,12 @@ class Roster:
     def _left(self, peer: str, entry: _Entry, status: Status) -> list[Event]:
         session, entry.announced_session, entry.offline_since = entry.announced_session, None, None
         if session is None:
-            return self._gone_if_concerned(peer, status)
-        goodbye = Gone(peer, status.session, status.statement, status.reclaimed)
+            return self._ended_if_concerned(peer, status)
+        goodbye = SessionEnded(peer, status.session, status.statement, status.reclaimed)
         _log.info("peer %s left: %s", peer, status.reason or "no reason given")
         # The goodbye may be of a later session, while we were offline: then the announced one ended too.
-        return [goodbye] if session == status.session else [Gone(peer, session, None), goodbye]
+        earlier = [] if session == status.session else [SessionEnded(peer, session, None)]
+        return [*earlier, goodbye]
 
     def receive_kept_goodbye(self, peer: str, payload: bytes) -> list[Event]:
         """Process a goodbye that another peer has kept on its card for peers that were offline."""
@@ -483,7 +484,7 @@ class Roster:
             entry.status = status
             return self._left(peer, entry, status)
         # The peer may be online again in a newer session: keep its status, and only settle transfers.
-        return self._gone_if_concerned(peer, status)
+        return self._ended_if_concerned(peer, status)
 
     def goodbye_was_missed(self, peer: str) -> bool:
         """Return whether a peer has left with a goodbye that a peer concerned by it may have missed."""
@@ -504,7 +505,7 @@ class Roster:
         entry = self._entries.pop(peer, None)
         if entry is None or entry.announced_session is None:
             return []
-        return [Gone(peer, entry.announced_session, None)]
+        return [SessionEnded(peer, entry.announced_session, None)]
 
     def reconnected(self, now: float, since: float) -> None:
         """Mark peers as unconfirmed after our own reconnection: they may have left or died meanwhile.
@@ -646,7 +647,7 @@ class Roster:
 
     # --- internals ------------------------------------------------------------------------------
 
-    def _gone_if_concerned(self, peer: str, status: Status) -> list[Event]:
+    def _ended_if_concerned(self, peer: str, status: Status) -> list[Event]:
         """Return the end of a session that is not announced, if its goodbye reports transfers of ours.
 
         The peer may have taken back a transfer that we credited, or credited one that we took back.
@@ -654,13 +655,13 @@ class Roster:
         goodbye = Goodbye(status.session, status.statement, status.reclaimed)
         if not goodbye.names(self.peer):
             return []
-        return [Gone(peer, status.session, status.statement, status.reclaimed)]
+        return [SessionEnded(peer, status.session, status.statement, status.reclaimed)]
 
     def _give_up(self, peer: str, entry: _Entry) -> list[Event]:
         session, entry.announced_session, entry.offline_since = entry.announced_session, None, None
         assert session is not None
         entry.former_session = session
-        return [Gone(peer, session, None)]
+        return [SessionEnded(peer, session, None)]
 
     def _unreadable(self, peer: str, message: str) -> list[Event]:
         """Count a card, status or death notice that is not valid."""
@@ -695,12 +696,12 @@ class Roster:
         elif announced != status.session:
             _log.info("peer %s has a new session; its former session has ended", peer)
             if former is None or former.session != announced:
-                events.append(Gone(peer, announced, None))
+                events.append(SessionEnded(peer, announced, None))
             entry.former_session = announced
         # We may have missed the goodbye that this status has replaced at the broker.
         concerns_us = former and (former.session == announced or former.names(self.peer))
         if former is not None and concerns_us and announced != status.session:
-            events.append(Gone(peer, former.session, former.statement, former.reclaimed))
+            events.append(SessionEnded(peer, former.session, former.statement, former.reclaimed))
         entry.announced_session = status.session
         shared = self._shared_models(peer, card)
         may_push_to_us = self._pushing_peers is None or peer in self._pushing_peers

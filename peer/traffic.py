@@ -161,7 +161,7 @@ class Privacy:
         if model in self._plans:
             self._credited.add((sender, model))
 
-    def gone(self, gossiper: Gossiper, peer: str) -> None:
+    def remove_masks(self, gossiper: Gossiper, peer: str) -> None:
         """Remove the masks shared with a neighbour that has left, in models without a transfer from it."""
         masked = {m: r for m, r in self._rounds.items() if peer in r.secrets}
         removable = {m: r for m, r in masked.items() if (peer, m) not in self._credited}
@@ -337,7 +337,7 @@ class Dispatch:
         self._tries.clear()
         self._chunker = None
 
-    def gone(self, peer: str) -> None:
+    def forget_peer(self, peer: str) -> None:
         """Forget the attempts to send to a peer that has left."""
         for edge in [each for each in self._tries if each[0] == peer]:
             del self._tries[edge]

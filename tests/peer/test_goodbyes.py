@@ -7,7 +7,7 @@ from peer_kit import Still, begin, make_learner, quick
 from gossamer.gossip import ONE
 from gossamer.peer.engine import Engine
 from gossamer.peer.machine import load_checkpoint
-from gossamer.peer.presence import Gone, Online
+from gossamer.peer.presence import Online, SessionEnded
 
 
 def test_a_goodbye_is_saved_in_the_turn_in_which_it_is_heard(tmp_path):
@@ -23,7 +23,7 @@ def test_a_goodbye_is_saved_in_the_turn_in_which_it_is_heard(tmp_path):
     assert load_checkpoint(path)["gossip"]["ledger"]["open"] != []
     sequence = next(iter(engine.gossiper.ledger.open.values())).give.sequence
     statement = [["a", engine.session, give.model, sequence, "credited"]]
-    engine.turn([], [Gone("b", "theirs", statement)], 2.0, 1 << 20)
+    engine.turn([], [SessionEnded("b", "theirs", statement)], 2.0, 1 << 20)
     assert load_checkpoint(path)["gossip"]["ledger"]["open"] == []
 
 
@@ -44,7 +44,7 @@ def test_an_acknowledgement_that_has_arrived_is_read_before_its_sender_is_given_
         return [(each.model, bytes(packet)) for each in sent for packet in each.packets]
 
     acknowledgements = packets(ben, packets(ann, []))
-    ann.turn(acknowledgements, [Gone("ben", ben.session, None)], 0.02, 1 << 20)
+    ann.turn(acknowledgements, [SessionEnded("ben", ben.session, None)], 0.02, 1 << 20)
     accounts = [engine.gossiper.account("global") for engine in (ann, ben)]
     assert ann.gossiper.reclaimed == []
     assert sum(account.held + account.open for account in accounts) == 2 * ONE

@@ -32,7 +32,7 @@ from gossamer.peer.engine import Engine
 from gossamer.peer.exits import GoodbyeNotDelivered, PeerError, Replaced
 from gossamer.peer.lifecycle import FINAL, PHASES, TABLE, Event, Lifecycle, Report, State
 from gossamer.peer.machine import load_checkpoint
-from gossamer.peer.presence import Gone, Online, Status, read_card, read_status
+from gossamer.peer.presence import Online, SessionEnded, Status, read_card, read_status
 from gossamer.peer.settings import Settings
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -428,7 +428,7 @@ def test_in_lockstep_a_session_that_comes_midway_is_no_neighbour():
     engine.turn([], [x], 0.0, 10**6)
     engine.train()
     again = replace(x, session="s2")
-    engine.turn([], [Gone("x", "s1", None), again], 1.0, 10**6)
+    engine.turn([], [SessionEnded("x", "s1", None), again], 1.0, 10**6)
     assert engine.gossiper.neighbours("global") == []
     assert engine.view.averaged
     engine.turn([], [replace(x, peer="y", counting_rounds={"global": 2})], 2.0, 10**6)
@@ -447,7 +447,7 @@ def test_a_goodbye_that_was_heard_last_is_heeded_before_anything_is_taken_back(t
     assert message.receiver == "x"
     given = engine.report()["weight"]["global"][1]
     rows = [["a", engine.session, "global", 1, "credited"]]
-    engine.end("left", "for lunch", "training", {}, [Gone("x", "sx", rows)])
+    engine.end("left", "for lunch", "training", {}, [SessionEnded("x", "sx", rows)])
     assert engine.ending is not None
     assert engine.ending.reclaimed == []
     assert engine.ending.report["weight"]["global"] == [ONE - given, 0, ONE]

@@ -15,7 +15,7 @@ from gossamer.gossip.security import GuardSettings, SwarmSecurity
 from gossamer.peer import traffic
 from gossamer.peer.engine import Engine
 from gossamer.peer.exits import PeerError
-from gossamer.peer.presence import Gone
+from gossamer.peer.presence import SessionEnded
 
 LABELS = ("a", "b", "c", "d")
 
@@ -109,13 +109,15 @@ def test_what_cannot_go_together_is_refused(changes, text):
     assert "\n" not in str(caught.value)
 
 
-def test_who_is_gone_is_no_neighbour_before_its_secrets_are_forgotten(run, tmp_path, monkeypatch):
+def test_a_peer_is_no_neighbour_before_its_secrets_are_forgotten(run, tmp_path, monkeypatch):
     """A private round that began between the two would find a neighbour without a secret."""
     order, turn, gone = [], Engine.turn, SwarmSecurity.remove
 
     def turned(engine, arrived, events, *rest):
         outgoing = turn(engine, arrived, events, *rest)
-        order.extend(("no neighbour", engine.name, e.peer) for e in events if isinstance(e, Gone))
+        order.extend(
+            ("no neighbour", engine.name, e.peer) for e in events if isinstance(e, SessionEnded)
+        )
         return outgoing
 
     def forgotten(trust, peer, session):

@@ -17,11 +17,11 @@ from gossamer.peer.presence import (
     RETURN_GRACE,
     SINCE,
     Card,
-    Gone,
     Goodbye,
     Offline,
     Online,
     Roster,
+    SessionEnded,
     Status,
     limit_goodbyes,
     read_card,
@@ -92,7 +92,7 @@ def test_the_lease_is_counted_from_the_loss_and_ends_once():
     assert r.receive_status("bob", Status("offline", "s1").encode(), 5.0) == [Offline("bob")]
     assert r.offline_unfinished() == ["bob"]
     assert r.tick(17.0) == []
-    assert r.tick(17.6) == [Gone("bob", "s1", None)]
+    assert r.tick(17.6) == [SessionEnded("bob", "s1", None)]
     assert r.tick(99.0) == []
     assert r.offline_unfinished() == []
 
@@ -100,7 +100,7 @@ def test_the_lease_is_counted_from_the_loss_and_ends_once():
 def test_a_fresh_session_ends_the_old_one_and_its_late_will_is_ignored():
     r = roster()
     come(r)
-    assert come(r, "s2") == [Gone("bob", "s1", None), online("bob", "s2")]
+    assert come(r, "s2") == [SessionEnded("bob", "s1", None), online("bob", "s2")]
     assert r.receive_status("bob", Status("offline", "s1").encode(), 1.0) == []
     assert list(r.online()) == ["bob"]
 
@@ -110,20 +110,23 @@ def test_a_goodbye_hands_on_the_statement():
     come(r)
     rows = [["me", "mine", "global", 3, "credited"]]
     goodbye = Status("left", "s1", "done", "enough", rows)
-    assert r.receive_status("bob", goodbye.encode(), 1.0) == [Gone("bob", "s1", rows)]
+    assert r.receive_status("bob", goodbye.encode(), 1.0) == [SessionEnded("bob", "s1", rows)]
     assert r.online() == {}
 
 
-def test_who_came_back_and_left_while_we_were_away_is_gone_in_both_lives():
+def test_both_sessions_of_a_peer_that_came_back_and_left_while_we_were_away_have_ended():
     r = roster()
     come(r)
     r.reconnected(2.0, since=1.5)
     goodbye = Status("left", "s2", "done").encode()
-    assert r.receive_status("bob", goodbye, 2.1) == [Gone("bob", "s1", None), Gone("bob", "s2", [])]
+    assert r.receive_status("bob", goodbye, 2.1) == [
+        SessionEnded("bob", "s1", None),
+        SessionEnded("bob", "s2", []),
+    ]
     assert r.tick(99.0) == []
 
 
-def test_who_came_back_and_died_while_we_were_away_is_given_up():
+def test_a_peer_that_came_back_and_died_while_we_were_away_is_given_up():
     """All that is left of it is the will of a life that we never met."""
     r = roster()
     come(r)
@@ -131,7 +134,7 @@ def test_who_came_back_and_died_while_we_were_away_is_given_up():
         assert r.receive_status("bob", Status("offline", "s2").encode(), later) == []
         r.reconnected(2.0, since=1.5)
     later = 2.0 + RETURN_GRACE + 1
-    assert r.tick(later) == [Offline("bob"), Gone("bob", "s1", None)]
+    assert r.tick(later) == [Offline("bob"), SessionEnded("bob", "s1", None)]
 
 
 def test_a_late_goodbye_does_not_end_the_life_that_followed():
@@ -167,7 +170,7 @@ def test_neighbours_of_a_former_life_come_back_or_are_given_up(caplog):
     r.restore_neighbours({"bob": "s1", "eve": "s1"}, 0.0)
     assert come(r, peer="bob", now=12.0) == [online("bob", "s1")]
     assert "peer bob is still online" in caplog.text  # it is we who were away
-    assert r.tick(13.0) == [Gone("eve", "s1", None)]
+    assert r.tick(13.0) == [SessionEnded("eve", "s1", None)]
 
 
 def test_a_peer_that_says_nothing_for_longer_than_its_lease_is_given_up():
@@ -180,7 +183,7 @@ def test_a_peer_that_says_nothing_for_longer_than_its_lease_is_given_up():
     assert r.tick(30.0) == []  # nobody was heard: our own connection may be dead
     r.note_delivery(29.0)
     assert r.tick(30.0, connected=False) == []  # it is we who cannot hear it
-    assert r.tick(30.0) == [Gone("bob", "s1", None)]
+    assert r.tick(30.0) == [SessionEnded("bob", "s1", None)]
 
 
 def test_somebody_through_is_not_waited_for():
@@ -209,17 +212,17 @@ def test_the_lease_is_the_one_on_the_peers_own_card():
     r.receive_status("bob", Status("online", "s1").encode(), 0.0)
     r.receive_status("bob", Status("offline", "s1").encode(), 0.0)
     assert r.tick(124.0) == []
-    assert r.tick(126.0) == [Gone("bob", "s1", None)]
+    assert r.tick(126.0) == [SessionEnded("bob", "s1", None)]
 
 
-def test_a_session_declared_dead_is_gone_and_never_comes_back():
+def test_a_session_declared_dead_has_ended_and_never_comes_back():
     r = roster()
     come(r)
     assert (
         r.receive_death("bob", b'{"session": "s0", "reason": "", "by": "", "time": 0}') == []
     )  # another one
     notice = b'{"session": "s1", "reason": "burnt", "by": "owner", "time": 0}'
-    assert r.receive_death("bob", notice) == [Gone("bob", "s1", None)]
+    assert r.receive_death("bob", notice) == [SessionEnded("bob", "s1", None)]
     assert r.receive_death("bob", notice) == []
     assert come(r, "s1") == []
     assert come(r, "s2") == [online("bob", "s2")]
@@ -244,7 +247,7 @@ def test_a_goodbye_that_a_new_session_has_replaced_at_the_broker_stands_on_its_c
     r = roster()
     come(r)
     events = return_in_a_new_session(r, *ROWS)
-    assert events == [Gone("bob", "s1", *ROWS), online("bob", "s2")]
+    assert events == [SessionEnded("bob", "s1", *ROWS), online("bob", "s2")]
     assert r.receive_status("bob", Status("online", "s2").encode(), 3.0) == [online("bob", "s2")]
 
 
@@ -253,7 +256,7 @@ def test_a_goodbye_on_a_card_is_heard_by_those_who_had_given_the_session_up():
     come(r)
     r.tick(100.0)
     events = return_in_a_new_session(r, *ROWS)
-    assert events == [Gone("bob", "s1", *ROWS), online("bob", "s2")]
+    assert events == [SessionEnded("bob", "s1", *ROWS), online("bob", "s2")]
 
 
 def test_a_goodbye_on_a_card_is_nothing_to_those_whom_it_does_not_name():
@@ -267,7 +270,7 @@ def test_news_of_a_device_that_was_replaced_are_ignored():
     again = Card("s2", 0.0, 1, {"global": FIELDS}, generation=2)
     r.receive_card("bob", again.encode())
     events = r.receive_status("bob", Status("online", "s2", generation=2).encode(), 1.0)
-    assert events == [Gone("bob", "s1", None), online("bob", "s2")]
+    assert events == [SessionEnded("bob", "s1", None), online("bob", "s2")]
     for state in ("online", "offline", "left"):
         assert come(r, "s1") == []
         assert r.receive_status("bob", Status(state, "s1").encode(), 2.0) == []
@@ -309,7 +312,7 @@ def test_a_kept_goodbye_ends_the_session_that_it_is_of():
     come(r)
     goodbye = left("s1", taken_back_from="me")
     assert r.receive_kept_goodbye("bob", goodbye.encode()) == [
-        Gone("bob", "s1", [], goodbye.reclaimed)
+        SessionEnded("bob", "s1", [], goodbye.reclaimed)
     ]
     assert r.online() == {}
 
@@ -318,7 +321,9 @@ def test_a_kept_goodbye_says_nothing_of_a_later_session():
     r = roster()
     come(r, session="s2")
     goodbye = left("s1", credited_from="me")
-    assert r.receive_kept_goodbye("bob", goodbye.encode()) == [Gone("bob", "s1", goodbye.statement)]
+    assert r.receive_kept_goodbye("bob", goodbye.encode()) == [
+        SessionEnded("bob", "s1", goodbye.statement)
+    ]
     assert set(r.online()) == {"bob"}
     assert r.receive_kept_goodbye("bob", left("s1", credited_from="eve").encode()) == []
     assert r.receive_kept_goodbye("bob", Status("online", "s1").encode()) == []
