@@ -105,11 +105,11 @@ class View:
     received: int
     """Number of messages received so far."""
     plan: int
-    """Which plan of what the swarm shares is followed; 0 without one."""
+    """The number of the plan of what the swarm shares, from 1; 0 without one."""
     announcements: int
-    """Counts the changes of what our card says about plans."""
+    """How often what our card says about plans has changed."""
     decided: tuple[str, ...]
-    """What this peer has decided for the swarm lately, a sentence each."""
+    """The latest decisions that this peer has made for the swarm, a sentence each."""
     awaits_others: bool
     """Whether others must follow the same plan before the next round is trained."""
     weights: Mapping[str, float]
@@ -310,7 +310,7 @@ class Engine:
             has_neighbours=any(gossiper.neighbours(model) for model in gossiper.models),
             rejection=self._rejection(),
             received=self._received,
-            plan=0 if self.sharing is None else self.sharing.version,
+            plan=0 if self.sharing is None else self.sharing.plan_number,
             announcements=0 if self.sharing is None else self.sharing.announcements,
             decided=() if self.sharing is None else self.sharing.sentences,
             awaits_others=self.sharing is not None
@@ -571,7 +571,7 @@ class Engine:
         self.training.averaged(1 + len(self._others.known))
         if self.sharing is not None:
             if isinstance(self.mode, PacedMode):
-                self.sharing.averaged(self.history.round, self._others.online_now())
+                self.sharing.after_averaging(self.history.round, self._others.online_now())
             self._follow_plan()
             self.view = self._make_view()
 
@@ -591,7 +591,7 @@ class Engine:
         self.history.round += 1
         self.training.trained(self.gossiper)
         if self.sharing is not None:
-            self.sharing.trained(metrics, self.gossiper)
+            self.sharing.after_training(metrics, self.gossiper)
         if isinstance(self.mode, RoundsMode | ServerMode):
             number = self.history.round - self.history.earlier - 1
             self._privacy.begin_round(self.gossiper, number, self.security)
@@ -657,7 +657,7 @@ class Engine:
         if self.sharing is not None and isinstance(self.mode, RoundsMode | ServerMode):
             number = self.history.round - self.history.earlier - 1
             if not self.bootstrap.waiting and (number < 0 or self.mode.finished(number)):
-                self.sharing.averaged(self.history.round, self._others.online_now())
+                self.sharing.after_averaging(self.history.round, self._others.online_now())
         messages = self._save_before_sending([*self._unsent_messages, *self.gossiper.poll()])
         outgoing = self._dispatch.pack(messages, self.session, max_packet)
         self.view = self._make_view()
@@ -969,7 +969,7 @@ class Engine:
         if self.sharing is None or event.plan is None:
             return
         try:
-            self.sharing.offer(event.peer, event.plan)
+            self.sharing.read_card_entry(event.peer, event.plan)
         except ModelError as error:
             self._drop("plan", f"{event.peer}: {error}")
 

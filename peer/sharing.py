@@ -2,29 +2,29 @@
 
 What peers measure is one more vector that gossip averages, beside the partial models: its name begins with
 `statistics`. A plan is on the card of the peer that made it, so with trust it has its maker's signature. The
-cards of others say whose plan they follow. Of the online peers that follow a plan, the one with the lowest
-name makes the next; all others follow the newest one. If the peer that made the plan is gone, the next one in
-that order announces the same plan as its own, so that newcomers find it, and goes on with it. When peers do
-not agree on who is online, there can be two plans of one version for a moment: the one of the lower name
-holds.
+cards of others say whose plan they follow. Of the online peers that follow a plan, the first in order (see
+`presence.in_order`) makes the next; all others follow the newest one. If the peer that made the plan is not
+online, the first of the others announces the same plan as its own, so that newcomers find it, and goes on
+with it. When peers do not agree on who is online, two may make plans of one version: the plan of the first in
+order replaces the other.
 
-Partial models have the name of their assignment in their own names, so peers that follow different plans
-never average values of different meaning.
+The names of partial models end with a digest of their assignment, so peers that follow different plans never
+average values of different meaning.
 
-In the modes rounds and server all peers change at the same round: none trains beyond the end of its plan, and
-after a change each waits until the others have changed too. The server of a partial model is the first peer
-that has it.
+In the modes rounds and server all peers change to the next plan at the same round: none trains beyond the end
+of its plan, and after a change each waits until the others have changed too. The server of a partial model is
+the first peer that has it.
 
 A newcomer follows the plan on the cards; cells that groups average are its own at first. The next plan gives
 it a row in the statistics and lets it look for its groups: all peers then average the values of their groups
 in one more vector (its name begins with `groups`), the newcomer tries each group's values on its held-out
-samples, and its card says whose groups it prefers (`like`). The plan after that puts it there. Only the
+samples, and its card says whose groups it prefers (`like`). The plan after that puts it into these. Only the
 newcomer's models change: those of the others keep their names, their members and all their weight. A peer
-that has left stays in the assignment, where it makes no difference: its row is empty, and its groups are
-those of the peers that are left. If it comes back, it has them again.
+that has left stays in the assignment, where it makes no difference: its row is empty, and the other members
+of its groups average without it. If it comes back, it is in these groups again.
 
 Partial models that were given by hand stay as they are; only cells that all peers share may change. Cards say
-which cells each peer gave to which model (`given`), and the first plan is made of that. A newcomer averages
+which cells each peer gave to which model (`given`), and the first plan is made from that. A newcomer averages
 those models at once with the peers that have models of the same name.
 """
 
@@ -72,12 +72,12 @@ from .store import MatchedStore, SwarmMean
 
 _log = logging.getLogger(__name__)
 
-MAX_VERSIONS = 10**6
-"""How many versions a plan may be ahead of the newest one that is known. Far more than a peer can miss, and
-far less than it would take to use up the numbers of versions, so that nobody can make the last plan."""
+MAX_VERSIONS_AHEAD = 10**6
+"""How far a plan's version may be ahead of the newest one that is known. It is far more than a peer can miss,
+but a forged plan cannot have the highest version of all, which no other plan could replace."""
 
 MAX_SENTENCES = 4
-"""The most decisions that a peer's metrics tell."""
+"""The most of its latest decisions that a peer reports in its metrics."""
 MAX_REPORTED = 1000
 """The most decisions, and the most comparisons, that are kept for the report of a peer that runs for ever."""
 
@@ -117,24 +117,25 @@ class LiveSharing:
         """The newest plan that is known, and the name of the peer that made it."""
         self._made_by = ""
         """The name of the peer that made the plan that is followed, or announced it again."""
-        self._highest = -1
-        """The highest version of a plan that anybody follows."""
+        self._highest_version = -1
+        """The highest version of a plan that a card has named so far."""
         self._statistics: SwarmMean | None = None
         """What all peers have measured."""
         self._groups: GroupValues | None = None
         self._group_means: SwarmMean | None = None
         """While newcomers look for their groups: where the values of groups are in a vector, and its mean."""
-        self._like: str | None = None
-        """The peer whose groups this one prefers: empty while it looks, None if it has its groups."""
-        self._tried_from = np.zeros(0, np.float32)
-        """A newcomer's values when those of groups were sent: newer ones would have the advantage."""
+        self._preferred: str | None = None
+        """As a newcomer: the peer whose groups this one prefers, empty while it has tried none; else None."""
+        self._values_when_sent = np.zeros(0, np.float32)
+        """This peer's values when those of groups were sent. A newcomer tries the groups' values with these:
+        newer ones would have the advantage of more training."""
         self._announcements = len(self._given)
         self._round_is_open = False
         """Whether a round was trained whose averaging has not been measured."""
         self._report: SharingReport | None = None
         self._decisions: list[Decision] = []
         self.sentences: tuple[str, ...] = ()
-        """What this process has decided for the swarm lately, a sentence each."""
+        """The latest decisions that this process has made for the swarm, a sentence each."""
         self._compared: list[Compared] = []
         if not self._given:
             everything = Assignment.shared(self._anatomy, [name])
@@ -143,7 +144,7 @@ class LiveSharing:
         self._never_decides = self._lockstep and len(expected) < MIN_PEERS
         if self._never_decides or 1 < len(expected) < MIN_PEERS:
             _log.warning(
-                "peer %s: everything stays shared as it is%s: %d peers are expected, and comparing takes %d",
+                "peer %s: everything stays shared as it is%s: %d peers are expected, but %d are needed",
                 name, "" if self._lockstep else " until more have joined", len(expected), MIN_PEERS,
             )  # fmt: skip
         if text := untrained_text(self._learner):
@@ -156,19 +157,19 @@ class LiveSharing:
 
     @property
     def _spread(self) -> int:
-        """The present plan's `spread`. Before the first, pushes in async mode reach only a few peers."""
+        """`Plan.spread` of the present plan, or of the first: in async mode a push reaches only few peers."""
         if self.plan is not None:
             return self.plan.spread
         return 0 if self._lockstep else SPREAD
 
     @property
-    def version(self) -> int:
-        """Counts the plans: 1 for the first one that is followed; 0 before."""
+    def plan_number(self) -> int:
+        """The number of the plan that is followed, from 1; 0 before the first."""
         return 0 if self.plan is None else self.plan.version + 1
 
     @property
     def announcements(self) -> int:
-        """Counts the changes of what the card says."""
+        """How often what the card says has changed."""
         return self._announcements
 
     @property
@@ -202,16 +203,16 @@ class LiveSharing:
 
         Beside partial models given by hand, it says which cells these have, also before there is a plan.
         """
-        plan, own, given = self.plan, None, self._given.get(self._name)
+        plan, record, given = self.plan, None, self._given.get(self._name)
         if plan is None and given is None:
             return None
         if plan is not None and self._made_by == self._name:
-            own = plan.as_record()
+            record = plan.as_record()
         version = NO_PLAN if plan is None else plan.version
-        entry = {"by": self._made_by, "version": version, "plan": own, "like": self._like}
+        entry = {"by": self._made_by, "version": version, "plan": record, "like": self._preferred}
         return entry if given is None else entry | {"given": given}
 
-    def offer(self, peer: str, entry: dict[str, Any]) -> None:
+    def read_card_entry(self, peer: str, entry: dict[str, Any]) -> None:
         """Note what another peer's card says about plans; peer: its owner.
 
         Raises ModelError if a plan is not one for this network, or not the card owner's own.
@@ -223,15 +224,15 @@ class LiveSharing:
             if self._given and (given := entry.get("given")) is not None:
                 self._given[peer] = _GIVEN.validate_python(given)
             if newest is not None:
-                if version > newest[0].version + MAX_VERSIONS:
-                    raise ModelError(f"version {version} of a plan, after {newest[0].version}")
-                self._highest = max(self._highest, version)
+                if version > newest[0].version + MAX_VERSIONS_AHEAD:
+                    raise ModelError(f"version {version} is too far ahead of {newest[0].version}")
+                self._highest_version = max(self._highest_version, version)
             if record is None:
                 return
             by = topics.check_name("peer", entry["by"])
             if by != peer:
-                raise ModelError(f"it is of {by}, and plans are read from their makers' cards")
-            if newest is None or _holds(version, by, newest[0].version, newest[1]):
+                raise ModelError(f"only the card of {by} may have a plan of {by}")
+            if newest is None or _replaces(version, by, newest[0].version, newest[1]):
                 self._note(by, version, record)
         except ModelError:
             raise
@@ -243,9 +244,9 @@ class LiveSharing:
         # Plans of 1.0 do not say how fast values spread.
         plan = Plan.from_record(self._anatomy, {"spread": self._spread, **record})
         if plan.version != version:
-            raise ModelError(f"a card says version {version} of plan {plan.version}")
+            raise ModelError(f"a card gives plan {plan.version} the version {version}")
         if not plan.assignment.is_named_by_content:
-            raise ModelError("a plan names partial models like those of another assignment")
+            raise ModelError("a plan's assignment does not have its own digest as its suffix")
         self._newest = plan, by
 
     def follow(self) -> bool:
@@ -254,7 +255,7 @@ class LiveSharing:
             return False
         plan, by = self._newest
         present = self.plan
-        if present is not None and not _holds(plan.version, by, present.version, self._made_by):
+        if present is not None and not _replaces(plan.version, by, present.version, self._made_by):
             return False
         before = set(self._store.names())
         if self._given:
@@ -264,7 +265,7 @@ class LiveSharing:
                 raise PeerError(
                     f"plan {plan.version} of peer {by} cannot be followed: {error}"
                 ) from None
-        self._take_place(plan, present)
+        self._join_groups(plan, present)
         if self._member is None:
             self._member = SharingMember(self._learner, plan, self._options, name=self._name)
         else:
@@ -284,17 +285,19 @@ class LiveSharing:
                 self._name, plan.version, by, models,
             )  # fmt: skip
         name = f"statistics-{plan.layout.name}"
-        if plan.spread:
-            name += f"-{plan.round}"  # values that are added later than others would distort what is read
-        self._statistics = self._averaged_in(self._statistics, name, plan.layout.size)
+        if (
+            plan.spread
+        ):  # a new vector for each plan: values that are added later distort what is read
+            name += f"-{plan.round}"
+        self._statistics = self._mean_named(self._statistics, name, plan.layout.size)
         groups = None
         if plan.newcomers and self._name in plan.assignment.peers:
             groups = GroupValues(plan.assignment, plan.newcomers)
         if groups is None or self._groups is None or groups.name != self._groups.name:
             self._groups = groups
-            self._tried_from = np.zeros(0, np.float32)
+            self._values_when_sent = np.zeros(0, np.float32)
         if groups is not None:
-            self._group_means = self._averaged_in(
+            self._group_means = self._mean_named(
                 self._group_means, f"groups-{groups.name}", groups.size
             )
         elif self._group_means is not None:
@@ -302,7 +305,7 @@ class LiveSharing:
             self._group_means = None
         return before != set(self._store.names())
 
-    def _averaged_in(self, mean: SwarmMean | None, name: str, size: int) -> SwarmMean:
+    def _mean_named(self, mean: SwarmMean | None, name: str, size: int) -> SwarmMean:
         """Return the mean if it has this name; otherwise replace it by a new one."""
         if mean is not None and mean.name == name:
             return mean
@@ -310,32 +313,32 @@ class LiveSharing:
             mean.remove()
         return SwarmMean(self._store, name, size)
 
-    def _take_place(self, plan: Plan, present: Plan | None) -> None:
-        """As a newcomer: note whether a plan leaves us out, and take over the values of groups we join."""
+    def _join_groups(self, plan: Plan, present: Plan | None) -> None:
+        """Become a newcomer if a plan leaves us out; take over the values of groups that it puts us into."""
         assignment = plan.assignment
         if self._name not in assignment.peers:
-            self._like = ""
-        elif self._like is None:
+            self._preferred = ""
+        elif self._preferred is None:
             new = present is not None and assignment.suffix != present.assignment.suffix
             if new and not self._lockstep and self._is_alone(assignment):
-                self._like = ""  # nothing of ours had arrived when groups were found
+                self._preferred = ""  # our measurements had not arrived when groups were formed
         elif not assignment.formed:
-            self._like = None
-        elif self._like in assignment.peers and assignment.groups_of(
+            self._preferred = None
+        elif self._preferred in assignment.peers and assignment.groups_of(
             self._name
-        ) == assignment.groups_of(self._like):
+        ) == assignment.groups_of(self._preferred):
             if self._groups is not None and self._group_means is not None:
-                values = self._values_like(self._like, self._values())
+                values = self._values_like(self._preferred, self._values())
                 if values is not None:
                     self._learner.network.flat.copy_(torch.from_numpy(values))
-            if self._like != self._name:
-                _log.info("peer %s joins the groups of peer %s", self._name, self._like)
-            self._like = None
+            if self._preferred != self._name:
+                _log.info("peer %s joins the groups of peer %s", self._name, self._preferred)
+            self._preferred = None
         elif present is not None and assignment.suffix != present.assignment.suffix:
-            self._like = ""  # what was preferred is no longer there
+            self._preferred = ""  # the groups that it preferred no longer exist
 
     def _is_alone(self, assignment: Assignment) -> bool:
-        """Return whether nobody is in our group, in all groupings that have formed."""
+        """Return whether we are alone in our group, in every grouping that has formed."""
         place = assignment.peers.index(self._name)
         labels = [assignment.schemes[scheme] for scheme in assignment.formed]
         return bool(labels) and all(each.count(each[place]) == 1 for each in labels)
@@ -347,7 +350,7 @@ class LiveSharing:
         if self._member is not None:
             self._member.before_training()
 
-    def trained(self, training: Metrics, gossiper: Gossiper) -> None:
+    def after_training(self, training: Metrics, gossiper: Gossiper) -> None:
         """Add what was measured to the statistics, after a round of training."""
         if self._member is None or self._statistics is None:
             return
@@ -355,17 +358,17 @@ class LiveSharing:
         self._statistics.add(gossiper, self._member.before_averaging(training, added))
         means = self._group_means
         if self._groups is not None and means is not None:
-            if not len(self._tried_from):
-                self._tried_from = self._values()
+            if not len(self._values_when_sent):
+                self._values_when_sent = self._values()
             if not means.has_own:
-                means.add(gossiper, self._groups.pack(self._name, self._tried_from))
+                means.add(gossiper, self._groups.pack(self._name, self._values_when_sent))
         self._round_is_open = True
 
     def _values(self) -> np.ndarray:
         return self._learner.network.flat.cpu().numpy().copy()
 
     def _values_like(self, example: str, values: np.ndarray) -> np.ndarray | None:
-        """Return values with those of another peer's groups in their place; None while one is unknown."""
+        """Return values with the means of a peer's groups put in their places; None while one is unknown."""
         assert self._groups is not None
         assert self._group_means is not None
         if example == self._name:
@@ -375,30 +378,31 @@ class LiveSharing:
     def _try_groups(self) -> None:
         """As a newcomer: try the values of all groups on held-out samples, and note which are best.
 
-        Its own values must be better by more than a standard error, and must not be trained on these samples.
+        It prefers its own values, as they were before training on these samples, only if they are better by
+        more than a standard error.
         """
-        if self._groups is None or self._like is None or not len(self._tried_from):
+        if self._groups is None or self._preferred is None or not len(self._values_when_sent):
             return
         assert self._member is not None
         tried = {
             example: self._member.held_out_losses(values)
             for example in self._groups.examples_for(self._name)
-            if (values := self._values_like(example, self._tried_from)) is not None
+            if (values := self._values_like(example, self._values_when_sent)) is not None
         }
         if not tried:
             return
         best = min(tried, key=lambda each: float(tried[each].mean()))
         own = self._member.values_before_release
         if own is None:
-            own = self._tried_from
+            own = self._values_when_sent
         gain = self._member.held_out_losses(own) - tried[best]
         if float(gain.mean()) < -float(gain.std(ddof=1)) / len(gain) ** 0.5:
             best = self._name
-        if best != self._like:
-            self._like = best
+        if best != self._preferred:
+            self._preferred = best
             self._announcements += 1
 
-    def averaged(self, round_number: int, online: Mapping[str, Online]) -> None:
+    def after_averaging(self, round_number: int, online: Mapping[str, Online]) -> None:
         """Measure, when the averaging of a round is over; make the next plan if it is due and our turn.
 
         online: by name, what is known of the other peers that are online.
@@ -409,23 +413,23 @@ class LiveSharing:
             self._try_groups()
         self._round_is_open = False
         plan = self.plan
-        if self._is_over(round_number) or not self._makes_plans(online):
+        if self._no_plan_follows(round_number) or not self._makes_plans(online):
             return
         known = self._newest
         if known is not None and (plan is None or known[0].version > plan.version):
             return  # the next plan is known, and not followed yet
         if plan is None:
             others = {*self._settings.expect, *online} - {self._name}
-            all_told = not self._given or others <= self._given.keys()
-            if len(others) + 1 >= MIN_PEERS and others <= {*online} and all_told:
+            all_cells_known = not self._given or others <= self._given.keys()
+            if len(others) + 1 >= MIN_PEERS and others <= {*online} and all_cells_known:
                 self._newest = self.first_plan(round_number, others), self._name
             return
         maker = online.get(self._made_by)
         if self._made_by != self._name and (maker is None or not _follows_plan(maker)):
-            again = max(plan.version, self._highest) + 1
-            self._newest = replace(plan, version=again, chosen=None), self._name
+            version = max(plan.version, self._highest_version) + 1
+            self._newest = replace(plan, version=version, chosen=None), self._name
             return
-        # In async mode a plan ends as soon as all has arrived; in lockstep at a round that all know.
+        # In async mode a plan ends as soon as all measurements have arrived; in lockstep at a fixed round.
         ends_early = plan.deciding and not self._lockstep
         if mean is None or not mean.has_own or (round_number < plan.until and not ends_early):
             return
@@ -433,9 +437,10 @@ class LiveSharing:
         if self._planner is None:
             frozen = frozen_parts(self._learner, self._anatomy)
             self._planner = Planner(self._options, Memory(**plan.memory), frozen=frozen)
-        planner, there = self._planner, {self._name, *online}.intersection(plan.assignment.peers)
+        planner = self._planner
+        online_count = len({self._name, *online}.intersection(plan.assignment.peers))
         is_slow = self._member is not None and self._member.is_slow
-        made = planner.next_if_measured(plan, statistics, round_number, len(there), is_slow)
+        made = planner.next_if_measured(plan, statistics, round_number, online_count, is_slow)
         if made is None:
             if self._lockstep:  # nobody trains beyond the end of a plan
                 self._newest = planner.prolonged(plan, round_number), self._name
@@ -452,32 +457,32 @@ class LiveSharing:
         self._newest = self._with_newcomers(made, online), self._name
 
     def _makes_plans(self, online: Mapping[str, Online]) -> bool:
-        """Return whether it is our turn; a newcomer must find the plan of the others first."""
+        """Return whether we make the next plan: as the first of the peers that follow one, if any do."""
         following = [name for name, other in online.items() if _follows_plan(other)]
         if self.plan is not None:
             following.append(self._name)
         return self._name == first_of(following or [*online, self._name])
 
     def _is_complete(self, vector: np.ndarray, online: Mapping[str, Online]) -> bool:
-        """Return whether the values of all peers that are online have arrived, and count about the same."""
+        """Return whether values of all online peers have arrived, with about the same weight each."""
         assert self.plan is not None
-        there, peers = {self._name, *online}, self.plan.assignment.peers
-        numbers = (number for number, name in enumerate(peers) if name in there)
+        online_peers, peers = {self._name, *online}, self.plan.assignment.peers
+        numbers = (number for number, name in enumerate(peers) if name in online_peers)
         return self.plan.layout.is_complete(vector, numbers)
 
     def _with_newcomers(self, plan: Plan, online: Mapping[str, Online]) -> Plan:
-        """Return the plan with peers that joined late: with a row at once, in groups when they prefer some.
+        """Return the plan with peers that joined late: first they get a row, later the groups they prefer.
 
-        Peers are compared only once all of them have measured, so a plan that moves peers compares nothing.
+        Candidates are compared once all peers have measured, so a plan that adds or moves peers has none.
         """
-        like = {name: (other.plan or {}).get("like") for name, other in online.items()}
-        like[self._name] = self._like
+        preferred = {name: (other.plan or {}).get("like") for name, other in online.items()}
+        preferred[self._name] = self._preferred
         assignment = before = plan.assignment
-        # A change of the assignment comes first: what newcomers have tried is then no longer there.
+        # If the plan changes the assignment, the groups that newcomers have tried no longer exist.
         for name in assignment.peers if plan.chosen is None else ():
-            if (example := like.get(name)) in assignment.peers and example != name:
+            if (example := preferred.get(name)) in assignment.peers and example != name:
                 assignment = assignment.joined(name, example)
-        new = sorted(like.keys() - {*assignment.peers}, key=in_order)
+        new = sorted(preferred.keys() - {*assignment.peers}, key=in_order)
         assignment = assignment.with_peers(new)
         for name in new:
             assignment = self._with_models_by_hand(assignment, name, plan.memory.get("moved", ()))
@@ -485,7 +490,7 @@ class LiveSharing:
             assignment = assignment.named()
 
         def has_groups(name: str) -> bool:
-            example = like.get(name)
+            example = preferred.get(name)
             return example in assignment.peers and (
                 assignment.groups_of(name) == assignment.groups_of(example)
             )
@@ -493,13 +498,13 @@ class LiveSharing:
         looking = [
             name
             for name in assignment.peers
-            if (name in new or like.get(name) is not None) and not has_groups(name)
+            if (name in new or preferred.get(name) is not None) and not has_groups(name)
         ]
         plan = replace(plan, newcomers=tuple(looking) if assignment.formed else ())
         if assignment.digest == before.digest:
             return plan
-        lasts = Planner(self._options).length(plan.spread)
-        return replace(plan, assignment=assignment, candidates=(), until=plan.round + lasts)
+        rounds = Planner(self._options).length(plan.spread)
+        return replace(plan, assignment=assignment, candidates=(), until=plan.round + rounds)
 
     def _with_models_by_hand(
         self, assignment: Assignment, peer: str, moved: Collection[int]
@@ -521,14 +526,14 @@ class LiveSharing:
                     break
         return assignment
 
-    def _is_over(self, round_number: int) -> bool:
-        """Whether no plan is made any more: a change shortly before the end of training is of no use."""
-        lasts = Planner(self._options).length(self._spread)
-        return self._never_decides or round_number + lasts > self._settings.last_round
+    def _no_plan_follows(self, round_number: int) -> bool:
+        """Return whether no more plans are made: a change shortly before the end of training is of no use."""
+        rounds = Planner(self._options).length(self._spread)
+        return self._never_decides or round_number + rounds > self._settings.last_round
 
     def awaits_plan(self, round_number: int) -> bool:
         """Return whether, in lockstep, no round may be trained before the next plan is known."""
-        if not self._lockstep or self._is_over(round_number):
+        if not self._lockstep or self._no_plan_follows(round_number):
             return False
         known = self._newest[0] if self._newest is not None else self.plan
         return known is None or known.until <= round_number
@@ -576,12 +581,12 @@ class LiveSharing:
                 given = {peer: self._given[peer] for peer in peers}
                 assignment = Assignment.by_hand(self._anatomy, given).named()
             except ModelError as error:
-                raise PeerError(f'beside sharing = "auto": {error}') from None
+                raise PeerError(f'sharing = "auto" cannot use the given models: {error}') from None
         first = Planner(self._options).first(assignment, spread=self._spread)
         return replace(first, until=round_number + first.until)
 
     def reset(self) -> None:
-        """Begin to average what is measured anew, in a new session."""
+        """Start the averages of measurements anew, in a new session."""
         for mean in (self._statistics, self._group_means):
             if mean is not None:
                 mean.reset()
@@ -596,7 +601,7 @@ class LiveSharing:
         return {
             "by": self._made_by,
             "plan": self.plan.as_record(),
-            "like": self._like,
+            "like": self._preferred,
             "statistics": self._statistics.snapshot(),
             "groups": None if groups is None else groups.snapshot(),
         }
@@ -607,7 +612,7 @@ class LiveSharing:
             return
         self._note(data["by"], data["plan"]["version"], data["plan"])
         self.follow()
-        self._like = data["like"]
+        self._preferred = data["like"]
         for mean, values in (
             (self._statistics, data["statistics"]),
             (self._group_means, data["groups"]),
@@ -626,8 +631,8 @@ def _follows_plan(other: Online) -> bool:
     return other.plan is not None and other.plan.get("version") != NO_PLAN
 
 
-def _holds(version: int, by: str, other_version: int, other_by: str) -> bool:
-    """Return whether a plan replaces another: a newer version does, or the same one of a lower name."""
+def _replaces(version: int, by: str, other_version: int, other_by: str) -> bool:
+    """Return whether a plan replaces another: it is newer, or as new and its maker is earlier in order."""
     if version != other_version:
         return version > other_version
     return in_order(by) < in_order(other_by)

@@ -219,7 +219,7 @@ class SharingMember:
 
     @property
     def values_before_release(self) -> np.ndarray | None:
-        """The values when held-out samples were first given back; None if they never were.
+        """The values before training on held-out samples began (their release); None if it never did.
 
         Later ones fit the held-out samples better than values that other peers have trained.
         """

@@ -54,7 +54,7 @@ async def run(folder: Path, url: str, peers: int, rounds: int, topology: str | N
     watched = Watched(replace(spec, peers=first))
     task = asyncio.create_task(watched.run())
     await watched.reached(rounds // 8, *names)
-    for name in (names[4], names[0]):  # the lowest name makes the plans
+    for name in (names[4], names[0]):  # the first in order makes the plans
         os.kill(watched.swarm.pids[name], signal.SIGKILL)
         await watched.returned(name)
     logs = [folder / f"host-{name}.log" for name in names]

@@ -95,7 +95,7 @@ async def offer(life: Any, name: str, plan: Plan) -> None:
     """Let a live peer announce a plan as if it had made it."""
     link = life.peer.link
     assert link is not None
-    await link.worker.run(link.engine.sharing.offer, name, entry_of(name, plan))
+    await link.worker.run(link.engine.sharing.read_card_entry, name, entry_of(name, plan))
 
 
 @pytest.mark.parametrize("wire", [{"compress": "int8"}, {"dtype": "float16", "drift": 0.02}])
@@ -283,16 +283,16 @@ def test_models_by_hand_that_do_not_go_together_are_one_line() -> None:
         assert each is not None
         cards[name] = each.as_card_entry()
         assert cards[name] is not None
-        sharing.offer(name, cards[name])
+        sharing.read_card_entry(name, cards[name])
     with pytest.raises(PeerError, match="gives other cells to partial model"):
         sharing.first_plan(0, "adf")
     for given in ({"task0": {"nose": [0]}}, {"task0": {"2": [10]}}):
-        sharing.offer("a", cards["a"] | {"given": given})
-        with pytest.raises(PeerError, match=r"^beside sharing = .*part"):
+        sharing.read_card_entry("a", cards["a"] | {"given": given})
+        with pytest.raises(PeerError, match=r"^sharing = .*part"):
             sharing.first_plan(0, "adf")
     for given in (7, {"task0": 7}, {"task0": {"2": ["x"]}}, {"task0": {"2": [1.5]}}):
         with pytest.raises(ModelError, match="cannot be read"):
-            sharing.offer("a", cards["a"] | {"given": given})
+            sharing.read_card_entry("a", cards["a"] | {"given": given})
 
 
 def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_kills_and_newcomers_lose_no_weight(run, tmp_path: Path) -> None:
 
         lives = {name: start(name) for name in NAMES}
         await until(lambda: lives["b"].trains() and lives["b"].view.plan >= 3)
-        for name in ("c", "a"):  # a has the lowest name: it makes the plans
+        for name in ("c", "a"):  # a is the first in order: it makes the plans
             version = lives["b"].view.plan
             await lives[name].crash()
             await until(lambda version=version: lives["b"].view.plan > version)
@@ -428,7 +428,7 @@ def hostile_entries(good: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield entry_of("a", good | changes)
 
 
-def test_a_plan_that_cannot_be_read_is_dropped_and_the_lower_name_holds() -> None:
+def test_a_plan_that_cannot_be_read_is_dropped_and_the_first_makers_plan_is_followed() -> None:
     engine = begin(Engine("b", make("b"), quick(sharing="auto", rounds=60)))
     sharing = engine.sharing
     assert sharing is not None
@@ -437,30 +437,30 @@ def test_a_plan_that_cannot_be_read_is_dropped_and_the_lower_name_holds() -> Non
         engine.turn([], [Online("a", "s", (), plan=entry)], 0.0, 10**6)
         assert engine.dropped["plan"] == number, entry
     engine.begin_round()
-    assert sharing.version == 0
+    assert sharing.plan_number == 0
     for by, followed in (("c", "c"), ("d", "c"), ("a", "a")):
-        sharing.offer(by, entry_of(by, good))
+        sharing.read_card_entry(by, entry_of(by, good))
         sharing.follow()
         entry = sharing.as_card_entry()
         assert entry is not None
         assert entry["by"] == followed
 
 
-def test_the_next_in_order_announces_the_plan_of_a_peer_that_is_gone_as_its_own() -> None:
+def test_the_next_in_order_announces_the_plan_of_a_peer_that_went_offline_as_its_own() -> None:
     """Plans are read from their makers' cards, and newcomers must find one. They do not make plans before."""
     engine = begin(Engine("c", make("c"), quick(sharing="auto", rounds=60)))
     sharing = engine.sharing
     assert sharing is not None
     plan = sharing.first_plan(0, ["b", "d", "e"])
-    sharing.offer("b", entry_of("b", plan))
+    sharing.read_card_entry("b", entry_of("b", plan))
     sharing.follow()
     behind = {"by": "b", "version": plan.version, "plan": None, "like": None}
     ahead = behind | {"version": plan.version + 3}  # it has seen more of the peer that is gone
-    sharing.offer("e", ahead)
+    sharing.read_card_entry("e", ahead)
     newcomer, follower = Online("a", "s", ()), Online("e", "s", (), plan=ahead)
     without_plan = Online("b", "s2", ())  # as after a restart that has lost everything
     for others in ({"b": Online("b", "s", (), plan=entry_of("b", plan))}, {"b": without_plan}):
-        sharing.averaged(1, {"a": newcomer, "e": follower} | others)
+        sharing.after_averaging(1, {"a": newcomer, "e": follower} | others)
         sharing.follow()
         entry = sharing.as_card_entry()
         assert entry is not None
@@ -469,12 +469,12 @@ def test_the_next_in_order_announces_the_plan_of_a_peer_that_is_gone_as_its_own(
     assert entry["plan"]["assignment"] == plan.assignment.as_record()
     late = begin(Engine("a", make("a"), quick(sharing="auto", rounds=60))).sharing
     assert late is not None
-    late.averaged(1, {"c": Online("c", "s", (), plan=entry), "d": follower, "e": follower})
+    late.after_averaging(1, {"c": Online("c", "s", (), plan=entry), "d": follower, "e": follower})
     late.follow()
-    assert late.version == 0
-    late.offer("c", entry)
+    assert late.plan_number == 0
+    late.read_card_entry("c", entry)
     late.follow()
-    assert late.version == entry["version"] + 1
+    assert late.plan_number == entry["version"] + 1
 
 
 def test_nobody_can_make_the_last_plan() -> None:
@@ -482,12 +482,12 @@ def test_nobody_can_make_the_last_plan() -> None:
     sharing = engine.sharing
     assert sharing is not None
     good = sharing.first_plan(0, ["a", "c", "d"]).as_record()
-    sharing.offer("c", entry_of("c", good))
+    sharing.read_card_entry("c", entry_of("c", good))
     with pytest.raises(ModelError, match="version"):
-        sharing.offer("a", entry_of("a", good | {"version": 2**52}))
-    sharing.offer("a", entry_of("a", good | {"version": 1000}))  # somebody who was away for long
+        sharing.read_card_entry("a", entry_of("a", good | {"version": 2**52}))
+    sharing.read_card_entry("a", entry_of("a", good | {"version": 1000}))  # it was away for long
     sharing.follow()
-    assert sharing.version == 1001
+    assert sharing.plan_number == 1001
 
 
 def test_plans_of_strangers_and_of_revoked_members_are_ignored(run, tmp_path: Path) -> None:
@@ -573,8 +573,8 @@ def test_a_learner_with_which_nothing_can_be_decided_is_one_line(
         parameter.requires_grad_(False)
     Engine("a", frozen, quick(sharing="auto", expect=("a", "b", "c")))
     assert [record.message for record in caplog.records] == [
-        "peer a: everything stays shared as it is until more have joined: 3 peers are expected, and "
-        "comparing takes 4",
+        "peer a: everything stays shared as it is until more have joined: 3 peers are expected, but "
+        "4 are needed",
         "peer a: parts 0 and input stay shared, because they are not trained",
     ]
 
@@ -585,7 +585,7 @@ def test_a_restart_goes_on_with_the_plan_that_it_followed(tmp_path: Path) -> Non
     begin(engine)
     assert engine.sharing is not None
     plan = engine.sharing.first_plan(0, ["b", "c", "d"])
-    engine.sharing.offer("a", entry_of("a", plan))
+    engine.sharing.read_card_entry("a", entry_of("a", plan))
     for _ in range(2):
         engine.begin_round()
         engine.train()
