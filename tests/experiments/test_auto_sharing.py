@@ -271,7 +271,7 @@ def test_it_says_why_it_will_not_decide(peers: int, samples: int, reason: str) -
 def test_what_it_cannot_work_with_is_refused() -> None:
     members = learners(permuted=False, peers=4)
     members[0].proximal = 0.1
-    with pytest.raises(ModelError, match="proximal term of 0.1"):
+    with pytest.raises(ModelError, match=r"proximal term of 0\.1"):
         Arena(members, sharing=AutoSharing())
     members = learners(permuted=False, peers=4)
     network = SlicedNetwork(mlp("64=20=10"), {"all": 1.0}, peer="other", rest=None)
