@@ -16,6 +16,7 @@ NAMES_ELSEWHERE = {
     "batch_size": "batch",
     "epochs": "local_samples",
     "criterion": "loss",
+    "proximal_mu": "mu",
 }
 """Names that torch's users know, and what the nearest thing is called here."""
 

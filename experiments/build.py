@@ -150,6 +150,13 @@ class Swarm:
                     self._named_network = NamedNetwork(
                         network_name, self.dataset, options, folder, cells
                     )
+                if (
+                    config.network.buffers != "average"
+                    and not self._named_network.anatomy.statistics
+                ):
+                    raise self._error(
+                        "network.buffers", f"{network_name} has no batch norm; leave it out"
+                    )
             with self._error_context("training.metrics"):
                 folder = Path(source).parent
                 self._metrics = find_metrics(

@@ -232,12 +232,17 @@ class Anatomy:
             frozenset(each.name for each in self.parameters if each.name in frozen),
         )
 
+    @property
+    def statistics(self) -> tuple[ParameterMap, ...]:
+        """The running means and variances of batch norm."""
+        return (*(each for each in self.parameters if _is_statistic(each)), *self.buffers)
+
     def with_buffers(self, treatment: Buffers) -> Anatomy:
         """Return the anatomy for a treatment of batch norm's statistics: see `buffers` of SlicedNetwork.
 
         It may be another treatment than that of an earlier call.
         """
-        buffers = (*(each for each in self.parameters if _is_statistic(each)), *self.buffers)
+        buffers = self.statistics
         norms = {_module_name(buffer) for buffer in buffers} if treatment == "local" else set()
         parameters = tuple(
             replace(each, never_averaged=_module_name(each) in norms)

@@ -228,6 +228,11 @@ class SgdLearner:
         window: int | None = None,
         score_every: int = 0,
     ):
+        if not isinstance(network, SlicedNetwork):
+            raise ModelError(
+                f"a learner trains a SlicedNetwork, not a {type(network).__name__}; wrap the module first: "
+                "SlicedNetwork(module, slices)"
+            )
         if local_samples < 1 or batch < 1:
             raise ModelError(
                 f"local_samples ({local_samples}) and batch ({batch}) must be at least 1"

@@ -165,13 +165,21 @@ def _package(name: str, folder: Path, seen: set[int]) -> str:
         if not (node.level == 0 or alias.name == "annotations")
     ]
     pieces = [f"## {name}", _markdown(module.__doc__)]
-    for (
-        value
-    ) in exported:  # constants, type aliases and submodules are described where they are used
-        if id(value) in seen or not (inspect.isclass(value) or inspect.isfunction(value)):
+    for value in exported:  # constants and type aliases are described where they are used
+        if inspect.ismodule(value):
+            for one in vars(value).values():
+                if (
+                    inspect.isfunction(one)
+                    and one.__module__ == value.__name__
+                    and one.__name__[0] != "_"
+                ):
+                    prefix = value.__name__.rpartition(".")[2]
+                    pieces += _function(one, "###", f"{prefix}.{one.__name__}")
+        elif id(value) in seen or not (inspect.isclass(value) or inspect.isfunction(value)):
             continue
-        seen.add(id(value))
-        pieces += _class(value) if inspect.isclass(value) else _function(value, "###")
+        else:
+            seen.add(id(value))
+            pieces += _class(value) if inspect.isclass(value) else _function(value, "###")
     return "\n\n".join(pieces)
 
 

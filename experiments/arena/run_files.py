@@ -170,13 +170,13 @@ def summarise(out: Path, title: str) -> list[Path]:
         ]
         rows.append(["mean", "", "", f"{mean.accuracy:.4f}", f"{mean.peers}"])
         figure, axes = canvas(
-            f"{peers} {legend}, of the peers online at the time, each by its latest test on its own task; "
+            f"{peers} {legend}, of the peers online at the time, each by its latest test; "
             f"at the last test {mean.accuracy:.3f}, the mean of {mean.peers}"
         )
     else:
         header = ["peer", "task", "accuracy"]
         rows = [[peer, tasks[peer], f"{accuracy:.4f}"] for peer, accuracy in latest.items()]
-        figure, axes = canvas(f"{peers} {legend} peer, each on its own task")
+        figure, axes = canvas(f"{peers} {legend} peer")
     names = sorted({name for values in named.values() for name in values})
     for row in rows:
         values = named.get(row[0], {})

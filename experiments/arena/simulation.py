@@ -322,7 +322,8 @@ def simulate(
     networks: whether every peer's network is saved too, as safetensors.
     on_round: called after every round; with several ranks, on rank 0, with the metrics of all peers.
     callbacks: follow the run, as those do that the config names, and may stop it.
-    checkpoint_every: rounds from one checkpoint to the next; they are written to checkpoint.safetensors.
+    checkpoint_every: rounds from one checkpoint to the next; they are written to checkpoint.safetensors. If
+        left out, a run that is resumed writes them as often as before.
     resume: the folder of an earlier run, which is continued from its checkpoint: its records up to there are
         copied, and those of the other rounds are the same, bit for bit, as without the interruption. Raises
         ConfigError, which names the key, if the config is another one.
@@ -334,7 +335,8 @@ def simulate(
     if resume is not None or checkpoint_every:
         refuse_conflicts("checkpoints", simulation.config, source)
     if resume is not None:
-        earlier = _resume(simulation, arena, resume, source)
+        earlier, interval = _resume(simulation, arena, resume, source)
+        checkpoint_every = checkpoint_every or interval
     wire, graph, shard = arena.wire_simulation, simulation.graph(), simulation.shard
     if shard is not None and shard.rank:
         return _simulate_other_rank(simulation, arena, shard, networks)
@@ -366,7 +368,7 @@ def simulate(
                     if checkpoint_every and round.index % checkpoint_every == 0:
                         save_checkpoint(
                             results.folder / CHECKPOINT_FILE,
-                            _checkpoint_tree(simulation.config, arena, source),
+                            _checkpoint_tree(simulation.config, arena, source, checkpoint_every),
                         )
         finally:
             written += write_gains(results.folder, gains, len(peers))
@@ -383,18 +385,21 @@ FREE_KEYS = ("name", "rounds", "callbacks")
 """Keys in which a config may differ from that of the checkpoint which it continues."""
 
 
-def _checkpoint_tree(config: Config, arena: Arena, source: str) -> dict[str, Any]:
-    """Return what a checkpoint of a simulation holds."""
+def _checkpoint_tree(config: Config, arena: Arena, source: str, interval: int) -> dict[str, Any]:
+    """Return what a checkpoint of a simulation holds; interval: rounds from one checkpoint to the next."""
     return {
         "arena": arena.state(), "gossamer": __version__, "config": config.model_dump(mode="json"),
-        "files": fingerprint(_without_callbacks(config), source),
+        "files": fingerprint(_without_callbacks(config), source), "interval": interval,
     }  # fmt: skip
 
 
 def _resume(
     simulation: Simulation, arena: Arena, folder: Path, source: str
-) -> list[dict[str, Any]]:
-    """Let an arena continue from an earlier run's checkpoint; return the records of the rounds before it."""
+) -> tuple[list[dict[str, Any]], int]:
+    """Let an arena continue from an earlier run's checkpoint.
+
+    Returns the records of the rounds before it, and the rounds from one of its checkpoints to the next.
+    """
     config, path = simulation.config, folder / CHECKPOINT_FILE
     try:
         tree = read_arena_state(path)
@@ -425,7 +430,9 @@ def _resume(
         raise ConfigError(
             f"{source}: key 'rounds': {path} is of round {last}, so nothing is left to run; raise 'rounds'"
         )
-    return [each for each in read_records(folder / "metrics.jsonl") if each["round"] <= last]
+    console.warn(f"continues after round {last} of {folder.resolve()}")
+    records = [each for each in read_records(folder / "metrics.jsonl") if each["round"] <= last]
+    return records, tree["interval"]
 
 
 def _simulate_other_rank(

@@ -25,7 +25,7 @@ from gossamer.errors import GossamerError, hint
 from ...peer import INTERRUPTED
 from ..errors import ConfigError, Stopped
 from ..papers import PAPERS, STUDIES, StudyEntry
-from ..results import write_csv
+from ..results import CHECKPOINT_FILE, write_csv
 from . import console
 from .broker import broker_app
 from .console import (
@@ -180,6 +180,12 @@ def _simulate(
     if given and (several or settings.time is not None):
         where = "over several processes" if several else "in virtual time ([time])"
         raise ConfigError(f"{config}: {given[0]}: simulations {where} cannot be continued")
+    if resume := saving["resume"]:
+        if not (resume / CHECKPOINT_FILE).exists():
+            raise ConfigError(
+                f"--resume {resume}: there is no {CHECKPOINT_FILE}: only a run with --checkpoint N can be "
+                "continued"
+            )
     results = output.results(folder, "simulate")
     load_torch()  # after the config is checked: importing torch takes seconds
     if shards > 1 and ranks is None:
@@ -231,13 +237,23 @@ def _in_lockstep(
                 latest = f"loss {round.loss:.4g}" if is_nan else f"accuracy {round.accuracy:.3f}"
                 bar.update(task, latest=latest)
 
-        files = simulate(
-            simulation, results, networks=networks, on_round=show, source=source,
-            checkpoint_every=saving["checkpoint"], resume=saving["resume"],
-        )  # fmt: skip
+        try:
+            files = simulate(
+                simulation, results, networks=networks, on_round=show, source=source,
+                checkpoint_every=saving["checkpoint"], resume=saving["resume"],
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            raise Stopped(_how_to_continue(source, results.folder)) from None
     if last is not None:
         console.say(_describe(last))
     return files
+
+
+def _how_to_continue(source: str, folder: Path) -> str:
+    """Return what an interrupted simulation says at its end."""
+    if (folder / CHECKPOINT_FILE).exists():
+        return f"interrupted; continue with gossamer simulate {source} --resume {folder}"
+    return f"interrupted; results so far are kept in {folder}; a run with --checkpoint N can be continued"
 
 
 def _describe(round: Round) -> str:

@@ -75,13 +75,22 @@ class Comparison(Experiment):
         if ":" in (registered := self.registered_name(name)):
             return parse_table(_own_method(registered, name), settings, f"in [methods.{name}]")
         if registered not in METHODS:
-            suggestion = hint(registered, METHODS, are="there are")
-            raise ConfigError(f"no method is called {registered!r}; {suggestion}")
+            remedy = RECIPES.get(registered) or hint(
+                registered, METHODS, are="there are", cutoff=0.75
+            )
+            raise ConfigError(f"no method is called {registered!r}; {remedy}")
         return parse_table(METHODS[registered], settings, f"in [methods.{name}]")
 
     def registered_name(self, name: str) -> str:
         """Return the name in `METHODS` of the method that the table [methods.NAME] describes."""
         return str(self.methods[name].get("method", name))
+
+
+RECIPES = {
+    "fedbn": 'write method = "gossamer", outputs = "shared" and buffers = "local"',
+    "lg-fedavg": 'write method = "gossamer" and outputs = "own"',
+}
+"""How methods of other papers are written whose names are not those of a method here."""
 
 
 def _own_method(entry: str, name: str) -> type[Method]:
@@ -335,7 +344,8 @@ def _require_metric(metric: str, tests: Sequence[Metrics], method: str, source: 
     if metric not in known:
         raise ConfigError(
             f"{source}: key 'metric': tests of {method!r} measure no {metric!r}; name it in "
-            f"training.metrics too, or compare another: {hint(metric, known)}"
+            "training.metrics too (in Python: `metrics` of the learners), or compare another: "
+            f"{hint(metric, known)}"
         )
 
 
@@ -421,11 +431,13 @@ def describe(config: Comparison) -> str:
              for task in config.tasks]  # fmt: skip
     tested = "each client's own classes" if data.tested == "own" else "all classes"
     prior = "" if training.prior == "none" else f", log-prior {training.prior}"
+    given = training.optimizer
+    optimizer = "" if given == "sgd" else f", {given if isinstance(given, str) else given['name']}"
     return (
         f"{data.set}, {', '.join(amounts) or 'all samples'}, {config.peers} clients, "
         f"{partitions.get(data.partition, data.partition)}{''.join(tasks)}; "
         f"{config.network.name_or_entry or config.network.layout}; "
-        f"E = {training.epochs or 1}, B = {training.batch}, η = {training.rate:g}{prior}; "
+        f"E = {training.epochs or 1}, B = {training.batch}, η = {training.rate:g}{optimizer}{prior}; "
         f"tested on {tested}."
     )
 
@@ -716,6 +728,15 @@ def compare(
 
     if not methods:
         raise ModelError("compare: give at least one method, as in {'fedavg': FedAvg()}")
+    for name, method in methods.items():
+        if not isinstance(method, Method):
+            raise ModelError(
+                f"compare: method {name!r} is {method!r}: give an object, as in {{'fedavg': FedAvg()}}"
+            )
+    if not callable(learners):
+        raise ModelError(
+            "compare: learners: give a function that takes a seed and returns the learners"
+        )
     if reference is not None and reference not in methods:
         raise ModelError(f"compare: no method is called {reference!r}; {hint(reference, methods)}")
     all_seeds = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
@@ -748,6 +769,7 @@ def compare(
                 test_every=test_every, metric=metric, callbacks=[*callbacks(name, seed), Advance()],
             )  # fmt: skip
             records.append(record)
+        bar.update(task, completed=rounds * len(records))  # callbacks may have stopped the last run
     tests = frame_of([row for record in records for row in client_rows(record)])
     return Compared(standings(records), differences(records, reference), tests, records)
 
@@ -785,7 +807,7 @@ def draw(
         f"Right: dots are clients; a bar goes from the {name_of_worst(records)} (diamond) to the mean (line, "
         f"number).{at_budget}"
         + " Grey, dashed: bounds, whose bytes are not counted." * any(r["bound"] for r in records)
-        + " A run that was stopped early counts with its last test; summary.csv has the rounds."
+        + " A run that was stopped early counts with its last test; the summary has the rounds."
         * bool(stopped)
     )
     wrapped = textwrap.fill(notes.strip(), 215)

@@ -261,6 +261,10 @@ class PartialModels(ArenaMethod, GossipMethod):
                 "gossamer shares cells of every layer, and this network's layers could not be analysed: "
                 "gossamer slices says why"
             )
+        if self.buffers is not None and not anatomy.statistics:
+            raise ModelError(
+                f'buffers = "{self.buffers}" has no effect: the network has no batch norm; leave it out'
+            )
         table = self.share if isinstance(self.share, dict) else {"*": self.share}
         outputs = {anatomy.parts[-1].name: float(self.outputs == "shared")}
         # Of several entries that match a part, the last one counts.

@@ -147,7 +147,7 @@ def draw_metrics(folder: Path, title: str, x_label: str = "round") -> list[Path]
         return []
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
-    caption = f"{title}: line: mean over peers, band: lowest to highest peer, each on its own task"
+    caption = f"{title}: line: mean over peers, band: lowest to highest peer"
     figure, grid = panels(rows, columns, caption, 3.4 * columns, 2.6 * rows, sharex=True)
     axes = [each for row in grid for each in row]
     for name, each in zip(names, axes, strict=False):

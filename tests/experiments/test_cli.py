@@ -298,7 +298,9 @@ def test_ctrl_c_keeps_what_was_computed(gossamer: Run, tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert result.code == 130
-    assert result.err.splitlines()[-1] == "interrupted; results so far are kept"
+    assert result.err.splitlines()[-1] == (
+        "interrupted; results so far are kept in out; a run with --checkpoint N can be continued"
+    )
     assert "Traceback" not in result.err
     assert len((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()) in (2, 4)
     assert len((tmp_path / "out" / "summary.csv").read_text().splitlines()) == 1 + 2

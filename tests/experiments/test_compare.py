@@ -98,6 +98,15 @@ def test_the_configs_that_come_along_have_every_method(name):
         ({"methods": {"fedavg": {"rate": -0.1}}}, r"key 'rate': .* greater than 0"),
         ({"methods": {"fedavg": {"compress": "int99x"}}}, r"key 'compress': .*int99x"),
         ({"methods": {"fedavgg": {}}}, r"no method is called 'fedavgg'; did you mean 'fedavg'"),
+        (
+            {"methods": {"fedbn": {}}},
+            r"no method is called 'fedbn'; write method = \"gossamer\", .*buffers",
+        ),
+        ({"methods": {"fedadam": {}}}, r"no method is called 'fedadam'; there are fedavg, fedprox"),
+        (
+            {"methods": {"fedprox": {"proximal_mu": 1}}},
+            r"unknown key 'proximal_mu'; did you mean 'mu'",
+        ),
         ({"methods": {"mine": {"method": "fedproxy"}}}, r"did you mean 'fedprox'"),
         ({"methods": {}}, r"key 'methods': is empty; .*Methods are fedavg"),
         ({"training": {"rate": 0.0}}, r"key 'training.rate': .* greater than 0, not 0"),
@@ -483,6 +492,12 @@ def test_norms_of_ones_own_and_layers_by_name_are_methods():
     clients = clients_of(config, method, 0)
     method.start(clients)
     assert len(clients[0].network.read("everyone")) == sizes["shared"]
+    no_norms = small(methods=methods)
+    with pytest.raises(
+        ModelError, match='buffers = "local" has no effect: the network has no batch'
+    ):
+        method = no_norms.method("fedbn")
+        method.start(clients_of(no_norms, method, 0))
     with pytest.raises(ConfigError, match="a table of fractions by part"):
         small(methods={"gossamer": {"share": "half"}}).method("gossamer")
 
@@ -570,6 +585,10 @@ def test_compare_says_what_is_wrong():
         compare({"fedavg": FedAvg(rate=0.1)}, learners)
     with pytest.raises(ModelError, match="at least one method"):
         compare({}, learners)
+    with pytest.raises(ModelError, match="method 'a' is 'fedavg': give an object"):
+        compare({"a": "fedavg"}, learners)  # type: ignore[dict-item]
+    with pytest.raises(ModelError, match="learners: give a function that takes a seed"):
+        compare({"a": FedAvg()}, learners(0))  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="unknown key 'nu'; did you mean 'mu'"):
         FedProx(nu=0.1)  # pyright: ignore[reportCallIssue]
     with pytest.raises(ModelError, match=r"FedProx: key 'mu': .*not -1"):

@@ -196,7 +196,12 @@ test = 30
 name = "global"
 share = 1.0
 """
-command = runs("simulate", tiny=TOML, longer=TOML.replace("rounds = 4", "rounds = 6"))
+command = runs(
+    "simulate",
+    tiny=TOML,
+    longer=TOML.replace("rounds = 4", "rounds = 6"),
+    longest=TOML.replace("rounds = 4", "rounds = 7"),
+)
 
 
 def test_the_command_continues_a_run(command: Any, tmp_path: Path) -> None:
@@ -204,6 +209,9 @@ def test_the_command_continues_a_run(command: Any, tmp_path: Path) -> None:
     assert first.code == 0, first.err
     second = command("longer.toml", "--resume", "results/tiny/latest")
     assert second.code == 0, second.err
+    assert f"continues after round 4 of {tmp_path / 'results/tiny/001'}" in second.err
+    third = command("longest.toml", "--resume", "results/tiny/latest")  # 002 has checkpoints too
+    assert "continues after round 6 of" in third.err
     records = list(read_records(tmp_path / "results/tiny/002/metrics.jsonl"))
     assert [each["round"] for each in records][::3] == [1, 2, 3, 4, 5, 6]
     whole = command("longer.toml", "--out", "whole")
@@ -212,4 +220,27 @@ def test_the_command_continues_a_run(command: Any, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "results/tiny/002/config.json").read_text())["rounds"] == 6
     absent = command("longer.toml", "--resume", "results/other")
     assert absent.code == 2
-    assert "--resume results/other" in absent.err
+    assert "--resume results/other: there is no checkpoint.safetensors" in absent.err
+    assert "--checkpoint N" in absent.err
+
+
+def test_an_interrupted_run_says_how_to_continue(command: Any, tmp_path: Path) -> None:
+    (tmp_path / "pressing.py").write_text(
+        "from gossamer.models import Callback\n"
+        "class CtrlC(Callback):\n"
+        "    def round(self, progress):\n"
+        "        if progress.round == 3:\n"
+        "            raise KeyboardInterrupt\n"
+        "        return False\n"
+    )
+    text = (tmp_path / "longer.toml").read_text()
+    (tmp_path / "stopped.toml").write_text('callbacks = ["pressing:CtrlC"]\n' + text)
+    stopped = command("stopped.toml", "--checkpoint", "2")
+    assert stopped.code == 130
+    line = stopped.err.splitlines()[-1]
+    assert line == (
+        "interrupted; continue with gossamer simulate stopped.toml --resume results/tiny/001"
+    )
+    rest = command("longer.toml", *line.split()[-2:])
+    assert rest.code == 0, rest.err
+    assert "continues after round 2 of" in rest.err

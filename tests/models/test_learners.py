@@ -293,3 +293,8 @@ def test_samples_are_set_aside_if_they_are_enough_and_no_more_than_are_used(coun
     assert len(mine.scored[1]) == scored
     assert len(mine.samples[1]) == count - scored
     assert mine.score({}) > 0
+
+
+def test_a_module_that_is_not_wrapped_is_one_line():
+    with pytest.raises(ModelError, match="not a Sequential; wrap the module first: SlicedNetwork"):
+        SgdLearner(mlp("4=5=3"), data(), data())  # type: ignore[arg-type]
