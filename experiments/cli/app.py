@@ -180,12 +180,11 @@ def _simulate(
     if given and (several or settings.time is not None):
         where = "over several processes" if several else "in virtual time ([time])"
         raise ConfigError(f"{config}: {given[0]}: simulations {where} cannot be continued")
-    if resume := saving["resume"]:
-        if not (resume / CHECKPOINT_FILE).exists():
-            raise ConfigError(
-                f"--resume {resume}: there is no {CHECKPOINT_FILE}: only a run with --checkpoint N can be "
-                "continued"
-            )
+    if (resume := saving["resume"]) and not (resume / CHECKPOINT_FILE).exists():
+        raise ConfigError(
+            f"--resume {resume}: there is no {CHECKPOINT_FILE}: only a run with --checkpoint N can be "
+            "continued"
+        )
     results = output.results(folder, "simulate")
     load_torch()  # after the config is checked: importing torch takes seconds
     if shards > 1 and ranks is None:

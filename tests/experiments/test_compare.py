@@ -493,11 +493,12 @@ def test_norms_of_ones_own_and_layers_by_name_are_methods():
     method.start(clients)
     assert len(clients[0].network.read("everyone")) == sizes["shared"]
     no_norms = small(methods=methods)
+    method = no_norms.method("fedbn")
+    clients = clients_of(no_norms, method, 0)
     with pytest.raises(
         ModelError, match='buffers = "local" has no effect: the network has no batch'
     ):
-        method = no_norms.method("fedbn")
-        method.start(clients_of(no_norms, method, 0))
+        method.start(clients)
     with pytest.raises(ConfigError, match="a table of fractions by part"):
         small(methods={"gossamer": {"share": "half"}}).method("gossamer")
 
