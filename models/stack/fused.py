@@ -319,12 +319,13 @@ def _find_runs(used: Any, runs: Any) -> int:
     """
     found, end = 0, -1
     for begin in range(0, len(used), _BLOCK):
-        for i in range(begin, begin + _BLOCK):
+        following = min(begin + _BLOCK, len(used))
+        for i in range(begin, following):
             if used[i] != 0:
                 if begin != end:
                     runs[found, 0] = begin
                     found += 1
-                end = begin + _BLOCK
+                end = following
                 runs[found - 1, 1] = end
                 break
     return found
@@ -387,7 +388,7 @@ def train(
         memory[weight_at[layer] : bias_at[layer] + wide[layer + 1]] = 0
     base = memory.ctypes.data
     sums = np.zeros(wide[layers], np.float32)
-    used = np.zeros(wide[0], np.float32)
+    used = np.zeros(cells[0], np.float32)
     runs = np.empty((wide[0] // _BLOCK, 2), np.int64)
     totals, correct = np.zeros(peers), np.zeros(peers, np.int64)
     for peer in range(peers):
