@@ -65,6 +65,8 @@ def _add_tile(
     rows: Any,
     c: Any,
     c_row: Any,
+    start: Any,
+    start_row: Any,
     a: Any,
     a_row: Any,
     a_column: Any,
@@ -72,16 +74,16 @@ def _add_tile(
     b_row: Any,
     depth: Any,
 ) -> Any:
-    """Compute C += A · B for a tile of C, given by addresses; the sums stay in registers.
+    """Compute C = start + A · B for a tile of C, given by addresses; the sums stay in registers.
 
-    The products are summed before C is added, because a sum that begins with C loses their last digits.
-    rows: of the tile, at most _ROWS. c_row, a_row, b_row, a_column: the values between two rows, or columns,
-    of a matrix. depth: the rows of B, at least one.
+    The products are summed before the start is added, because a sum that begins with it loses their last
+    digits. rows: of the tile, at most _ROWS. c_row, start_row, a_row, b_row, a_column: the values between two
+    rows, or columns, of a matrix. depth: the rows of B, at least one.
     """
-    signature = types.void(*[types.intp] * 9)
+    signature = types.void(*[types.intp] * 11)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        rows, c, c_row, a, a_row, a_column, b, b_row, depth = arguments
+        rows, c, c_row, start, start_row, a, a_row, a_column, b, b_row, depth = arguments
 
         def number(value: int) -> Any:
             return ir.Constant(_WHOLE, value)
@@ -94,12 +96,11 @@ def _add_tile(
             before = builder.append_basic_block(f"rows{height}")
             heights.add_case(number(height), before)
             builder.position_at_end(before)
-            targets = [_at(builder, c, builder.mul(c_row, number(row))) for row in range(height)]
             loop = builder.append_basic_block(f"loop{height}")
             last = builder.append_basic_block(f"last{height}")
             builder.branch(loop)
             builder.position_at_end(loop)
-            index, sums = builder.phi(_WHOLE), [builder.phi(_VECTOR) for _ in targets]
+            index, sums = builder.phi(_WHOLE), [builder.phi(_VECTOR) for _ in range(height)]
             right = _load(builder, _at(builder, b, builder.mul(b_row, index)))
             column = builder.mul(a_column, index)
             ends = []
@@ -118,8 +119,10 @@ def _add_tile(
                 phi.add_incoming(later, loop)
             builder.cbranch(builder.icmp_signed("<", following, depth), loop, last)
             builder.position_at_end(last)
-            for target, end in zip(targets, ends, strict=True):
-                _store(builder, builder.fadd(_load(builder, target), end), target)
+            origin, target = _at(builder, start, number(0)), _at(builder, c, number(0))
+            for end in ends:
+                _store(builder, builder.fadd(_load(builder, origin), end), target)
+                origin, target = builder.gep(origin, [start_row]), builder.gep(target, [c_row])
             builder.branch(after)
         builder.position_at_end(after)
         return context.get_dummy_value()
@@ -163,30 +166,41 @@ def _transpose_block(
 @_compiled
 def _add_product(
     c: tuple[Any, int, int],
+    start: tuple[Any, int, int],
     a: tuple[Any, int, int],
     b: tuple[Any, int, int],
     shape: tuple[int, int, int],
 ) -> None:
-    """Compute C += A · B.
+    """Compute C = start + A · B.
 
-    c, b: address, values between two rows, and values between two panels of _WIDTH columns. a: address,
-    values between two rows, and between two columns. shape: the rows and columns of C, the latter rounded up
-    to panels, and the rows of B.
+    c, start, b: address, values between two rows, and values between two panels of _WIDTH columns; 0 between
+    rows that are one and the same. a: address, values between two rows, and between two columns. shape: the
+    rows and columns of C, the latter rounded up to panels, and the rows of B, at least one.
     """
     rows, columns, depth = shape
+    tiles = (rows + _ROWS - 1) // _ROWS
+    height = (rows + tiles - 1) // tiles  # tiles of equal heights, but the last
     for first in range(0, depth, _DEPTH):
         part = min(_DEPTH, depth - first)
+        if first:
+            start = c
         for panel in range(columns // _WIDTH):
-            right = b[0] + 4 * (first * b[1] + panel * b[2])
-            row = 0
-            while row < rows:
-                left = rows - row
-                tiles = (left + _ROWS - 1) // _ROWS
-                height = (left + tiles - 1) // tiles  # tiles of equal heights
-                target = c[0] + 4 * (row * c[1] + panel * c[2])
-                source = a[0] + 4 * (row * a[1] + first * a[2])
-                _add_tile(height, target, c[1], source, a[1], a[2], right, b[1], part)  # pyright: ignore[reportCallIssue]
-                row += height
+            target, origin = c[0] + 4 * panel * c[2], start[0] + 4 * panel * start[2]
+            left, right = a[0] + 4 * first * a[2], b[0] + 4 * (first * b[1] + panel * b[2])
+            for row in range(0, rows, height):
+                _add_tile(  # pyright: ignore[reportCallIssue]
+                    min(height, rows - row),
+                    target + 4 * row * c[1],
+                    c[1],
+                    origin + 4 * row * start[1],
+                    start[1],
+                    left + 4 * row * a[1],
+                    a[1],
+                    a[2],
+                    right,
+                    b[1],
+                    part,
+                )
 
 
 @_inlined
@@ -240,39 +254,64 @@ def _multiply_by_slope(delta: Any, output: Any, activation: int) -> None:
 
 
 @_compiled
-def _is_largest(outputs: Any, label: int, classes: int) -> bool:
-    """Return whether a label's output is the largest; of equal ones the first counts, and NaN is larger.
-
-    Outputs after those of the classes must be −∞.
-    """
-    own, less, greater, equal = outputs[label], 0, 0, 0
-    for i in range(len(outputs)):
-        less += outputs[i] < own
-        greater += outputs[i] > own
-        equal += outputs[i] == own
-    if less + greater + equal == len(outputs) and (greater or equal == 1):
-        return greater == 0
-    best = 0
-    for i in range(1, classes):
-        if not math.isnan(outputs[best]) and not outputs[i] <= outputs[best]:
-            best = i
-    return best == label
+def _read_inputs(pool: Any, index: Any, x: Any, used: Any) -> None:
+    """Copy some samples of the pool to the rows of x, and sum each input's absolute values in `used`."""
+    used[:] = 0
+    for row in range(len(index)):
+        sample = index[row]
+        for i in range(pool.shape[1]):
+            x[row, i] = pool[sample, i]
+            used[i] += abs(x[row, i])
 
 
 @_compiled
-def _softmax(outputs: Any, label: int, classes: int) -> float:
-    """Replace outputs by their softmax; return the cross-entropy of the label."""
-    largest = outputs[0]
-    for i in range(1, classes):
-        largest = outputs[i] if outputs[i] > largest else largest
-    own, total = outputs[label] - largest, np.float32(0.0)
-    for i in range(len(outputs)):
-        outputs[i] = _exp(outputs[i] - largest)
+def _gradient_of_loss(
+    outputs: Any, labels: Any, prior: Any, loss: int, scale: Any
+) -> tuple[float, int]:
+    """Replace outputs by the gradient of the summed loss with respect to them, times a scale.
+
+    Return the sum of the losses and the number of correct answers. An answer is the largest output; of equal
+    ones the first counts, and NaN is larger than any number. outputs: [classes, samples], so that compilers
+    can do the same with whole vectors of samples; rows and columns of padding follow. prior: of every class,
+    added to its outputs.
+    """
+    classes, samples = len(prior), outputs.shape[1]
+    largest, answers = np.empty(samples, np.float32), np.zeros(samples, np.int32)
+    totals, summed, correct = np.zeros(samples, np.float32), 0.0, 0
+    largest[:] = -np.inf
     for i in range(classes):
-        total += outputs[i]
-    for i in range(classes):
-        outputs[i] /= total
-    return math.log(total) - own
+        for sample in range(samples):
+            outputs[i, sample] += prior[i]
+            is_number = largest[sample] == largest[sample]
+            is_larger = is_number & (not outputs[i, sample] <= largest[sample])
+            largest[sample] = outputs[i, sample] if is_larger else largest[sample]
+            answers[sample] = i if is_larger else answers[sample]
+    for sample in range(len(labels)):
+        correct += answers[sample] == labels[sample]
+    if loss == 0:
+        for sample in range(len(labels)):
+            outputs[labels[sample], sample] -= np.float32(1.0)
+        for i in range(classes):
+            for sample in range(samples):
+                totals[sample] += outputs[i, sample] * outputs[i, sample]
+                outputs[i, sample] *= scale
+        for sample in range(len(labels)):
+            summed += 0.5 * totals[sample]
+    else:
+        for sample in range(len(labels)):
+            summed += largest[sample] - outputs[labels[sample], sample]
+        for i in range(classes):
+            for sample in range(samples):
+                outputs[i, sample] = _exp(outputs[i, sample] - largest[sample])
+                totals[sample] += outputs[i, sample]
+        for i in range(classes):
+            for sample in range(samples):
+                outputs[i, sample] *= scale / totals[sample]
+        for sample in range(len(labels)):
+            outputs[labels[sample], sample] -= scale
+            summed += math.log(totals[sample])
+    outputs[classes:] = 0
+    return summed, correct
 
 
 @_compiled
@@ -315,18 +354,21 @@ def _round_up(count: Any, unit: int) -> Any:
 def _find_runs(used: Any, runs: Any) -> int:
     """Write the first and the last + 1 of every run of used inputs, in whole blocks; return how many.
 
-    used: not 0 for an input that is used.
+    used: not 0 for an input that is used; if none is, the first one counts, for there is always a product.
     """
     found, end = 0, -1
     for begin in range(0, len(used), _BLOCK):
-        for i in range(begin, begin + _BLOCK):
+        following = min(begin + _BLOCK, len(used))
+        for i in range(begin, following):
             if used[i] != 0:
                 if begin != end:
                     runs[found, 0] = begin
                     found += 1
-                end = begin + _BLOCK
+                end = following
                 runs[found - 1, 1] = end
                 break
+    if found == 0:
+        runs[0, 0], runs[0, 1], found = 0, 1, 1
     return found
 
 
@@ -357,13 +399,13 @@ def train(
     classes, most = cells[layers], np.int64(0)
     begin = 0
     for end in ends:
-        most, begin = max(most, end - begin), end
+        most, begin = max(most, _round_up(end - begin, _WIDTH)), end
     # One piece of memory: every layer's weights, biases, outputs (the inputs are those of layer −1) and δ.
     wide = np.empty(layers + 1, np.int64)
     weight_at, bias_at = np.empty(layers, np.int64), np.empty(layers, np.int64)
     output_at, delta_at = np.empty(layers + 1, np.int64), np.empty(layers + 1, np.int64)
     size = np.int64(0)
-    largest = np.int64(0)
+    largest = most * _round_up(classes, _WIDTH)  # of the matrices that are transposed
     for layer in range(layers + 1):
         wide[layer] = _round_up(cells[layer], _WIDTH)
         output_at[layer] = size
@@ -377,54 +419,43 @@ def train(
             size += wide[layer]
             largest = max(largest, wide[layer - 1] * wide[layer])
     turned_at = size
-    memory = np.empty(size + largest + _WIDTH, np.float32)
+    # Zeros, because padding must be 0 wherever it is multiplied.
+    memory = np.zeros(size + largest + _WIDTH, np.float32)
     offset = (-memory.ctypes.data // 4) % _WIDTH  # vectors that begin at a cache line are faster
     memory = memory[offset:]
-    # Padding must be 0 wherever it is multiplied; that of outputs and of δ is set in every step.
-    memory[output_at[0] : output_at[1]] = 0
-    memory[turned_at : turned_at + largest] = 0
-    for layer in range(layers):
-        memory[weight_at[layer] : bias_at[layer] + wide[layer + 1]] = 0
     base = memory.ctypes.data
-    sums = np.zeros(wide[layers], np.float32)
-    used = np.zeros(wide[0], np.float32)
+    prior = np.zeros(classes, np.float32)
+    nothing, ones = np.zeros(_WIDTH, np.float32), np.ones(1, np.float32)
+    used = np.zeros(cells[0], np.float32)
     runs = np.empty((wide[0] // _BLOCK, 2), np.int64)
     totals, correct = np.zeros(peers), np.zeros(peers, np.int64)
     for peer in range(peers):
         network = values[rows[peer]]
+        if len(priors):
+            prior[:classes] = priors[peer]
         for layer in range(layers):
-            inputs, outputs = cells[layer], cells[layer + 1]
-            given = network[places[layer, 0] : places[layer, 0] + inputs * outputs]
+            inputs, units = cells[layer], cells[layer + 1]
+            given = network[places[layer, 0] : places[layer, 0] + inputs * units]
             weight = memory[weight_at[layer] : bias_at[layer]]
             panels = _WIDTH, _WIDTH * wide[layer]
-            _transpose(given, (inputs, _WIDTH), weight, panels, (outputs, inputs))
+            _transpose(given, (inputs, _WIDTH), weight, panels, (units, inputs))
             if places[layer, 1] >= 0:
-                bias = memory[bias_at[layer] : bias_at[layer] + outputs]
-                bias[:] = network[places[layer, 1] : places[layer, 1] + outputs]
+                for i in range(units):
+                    memory[bias_at[layer] + i] = network[places[layer, 1] + i]
         begin = 0
         for end in ends:
             batch = end - begin
-            used[:] = 0
-            for row in range(batch):
-                x_at = output_at[0] + row * wide[0]
-                x = memory[x_at : x_at + cells[0]]
-                source = pool[index[peer, begin + row]]
-                for i in range(len(x)):
-                    x[i] = source[i]
-                    used[i] += abs(source[i])
+            x = memory[output_at[0] : output_at[0] + batch * wide[0]].reshape(batch, wide[0])
+            _read_inputs(pool, index[peer, begin:end], x, used)
             count = _find_runs(used, runs)
             for layer in range(layers):
                 width = wide[layer + 1]
-                bias = memory[bias_at[layer] : bias_at[layer] + width]
-                for row in range(batch):
-                    z_at = output_at[layer + 1] + row * width
-                    z = memory[z_at : z_at + width]
-                    for i in range(len(z)):
-                        z[i] = bias[i]
                 for run in range(1 if layer else count):
                     first, last = (0, cells[layer]) if layer else (runs[run, 0], runs[run, 1])
+                    target = base + 4 * output_at[layer + 1], width, _WIDTH
                     _add_product(
-                        (base + 4 * output_at[layer + 1], width, _WIDTH),
+                        target,
+                        target if run else (base + 4 * bias_at[layer], 0, _WIDTH),
                         (base + 4 * (output_at[layer] + first), wide[layer], 1),
                         (
                             base + 4 * (weight_at[layer] + first * _WIDTH),
@@ -435,38 +466,19 @@ def train(
                     )
                 z = memory[output_at[layer + 1] : output_at[layer + 1] + batch * width]
                 _activate(z, activations[layer])
-                if cells[layer + 1] < width:
-                    for row in range(batch):
-                        z[row * width + cells[layer + 1] : (row + 1) * width] = 0
-            # The gradient with respect to the outputs, times −rate.
+            # The gradient with respect to the outputs, times −rate; computed on the transpose.
+            width, samples = wide[layers], _round_up(batch, _WIDTH)
+            outputs = memory[output_at[layers] : output_at[layers] + samples * width]
+            delta = memory[delta_at[layers] : delta_at[layers] + samples * width]
+            turned = memory[turned_at : turned_at + samples * width]
+            _transpose(outputs, (width, _WIDTH), turned, (samples, _WIDTH), (samples, width))
             scale = np.float32(-rate / batch if mean else -rate)
-            width = wide[layers]
-            sums[:] = 0
-            for row in range(batch):
-                label = labels[peer, begin + row]
-                o_at, d_at = output_at[layers] + row * width, delta_at[layers] + row * width
-                o, d = memory[o_at : o_at + width], memory[d_at : d_at + width]
-                for i in range(len(d)):
-                    d[i] = o[i]
-                if len(priors):
-                    for i in range(classes):
-                        d[i] += priors[peer, i]
-                d[classes:] = -np.inf
-                correct[peer] += _is_largest(d, label, classes)
-                if loss == 0:
-                    d[classes:] = 0
-                    d[label] -= np.float32(1.0)
-                    for i in range(len(d)):
-                        sums[i] += d[i] * d[i]
-                else:
-                    totals[peer] += _softmax(d, label, classes)
-                    d[classes:] = 0
-                    d[label] -= np.float32(1.0)
-                for i in range(len(d)):
-                    d[i] *= scale
-            if loss == 0:
-                for i in range(classes):
-                    totals[peer] += 0.5 * sums[i]
+            loss_sum, right = _gradient_of_loss(
+                turned.reshape(width, samples), labels[peer, begin:end], prior, loss, scale
+            )
+            totals[peer] += loss_sum
+            correct[peer] += right
+            _transpose(turned, (samples, _WIDTH), delta, (width, _WIDTH), (width, samples))
             for back in range(layers):
                 layer = layers - 1 - back
                 width, inner = wide[layer + 1], wide[layer]
@@ -478,36 +490,41 @@ def train(
                     turned = memory[turned_at : turned_at + inner * width]
                     panels, turned_panels = (_WIDTH, _WIDTH * inner), (_WIDTH, _WIDTH * width)
                     _transpose(weight, panels, turned, turned_panels, (inner, width))
-                    d_in = memory[delta_at[layer] : delta_at[layer] + batch * inner]
-                    d_in[:] = 0
                     _add_product(
                         (base + 4 * delta_at[layer], inner, _WIDTH),
+                        (nothing.ctypes.data, 0, 0),
                         (base + 4 * delta_at[layer + 1], width, 1),
                         (base + 4 * turned_at, _WIDTH, _WIDTH * width),
                         (batch, inner, cells[layer + 1]),
                     )
                 for run in range(1 if layer else count):
                     first, last = (0, cells[layer]) if layer else (runs[run, 0], runs[run, 1])
+                    weights_at = base + 4 * (weight_at[layer] + first * _WIDTH)
+                    target = weights_at, _WIDTH, _WIDTH * inner
                     _add_product(
-                        (base + 4 * (weight_at[layer] + first * _WIDTH), _WIDTH, _WIDTH * inner),
+                        target,
+                        target,
                         (base + 4 * (output_at[layer] + first), 1, inner),
                         (base + 4 * delta_at[layer + 1], width, _WIDTH),
                         (last - first, width, batch),
                     )
                 if places[layer, 1] >= 0:
-                    bias = memory[bias_at[layer] : bias_at[layer] + width]
-                    for row in range(batch):
-                        d = delta[row * width : (row + 1) * width]
-                        for i in range(len(bias)):
-                            bias[i] += d[i]
+                    target = base + 4 * bias_at[layer], 0, _WIDTH
+                    _add_product(
+                        target,
+                        target,
+                        (ones.ctypes.data, 0, 0),
+                        (base + 4 * delta_at[layer + 1], width, _WIDTH),
+                        (1, width, batch),
+                    )
             begin = end
         for layer in range(layers):
-            inputs, outputs = cells[layer], cells[layer + 1]
-            given = network[places[layer, 0] : places[layer, 0] + inputs * outputs]
+            inputs, units = cells[layer], cells[layer + 1]
+            given = network[places[layer, 0] : places[layer, 0] + inputs * units]
             weight = memory[weight_at[layer] : bias_at[layer]]
             panels = _WIDTH, _WIDTH * wide[layer]
-            _transpose(weight, panels, given, (inputs, _WIDTH), (inputs, outputs))
+            _transpose(weight, panels, given, (inputs, _WIDTH), (inputs, units))
             if places[layer, 1] >= 0:
-                bias = memory[bias_at[layer] : bias_at[layer] + outputs]
-                network[places[layer, 1] : places[layer, 1] + outputs] = bias
+                for i in range(units):
+                    network[places[layer, 1] + i] = memory[bias_at[layer] + i]
     return totals, correct

@@ -91,6 +91,22 @@ def test_equal_and_odd_outputs_are_scored_as_torch_scores_them(odd: float, loss)
     assert [each.correct for each in found] == [each.correct for each in wanted]
 
 
+@pytest.mark.parametrize("loss", [squared_error, cross_entropy])
+def test_a_network_that_diverges_does_not_change_the_next_ones(loss) -> None:
+    module = nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 2))  # narrower than vectors
+    chain = read_chain(module, loss)
+    assert chain is not None
+    engine, work = ChainEngine(chain, loss), job(module, 3, 4, 3, 0)
+    alone = torch.randn(3, 26, generator=torch.Generator().manual_seed(0))
+    behind = alone.clone()
+    behind[0] = float("inf")
+    wanted = engine.train_fused(alone, range(3), work)
+    found = engine.train_fused(behind, range(3), work)
+    assert behind[0].isnan().any(), "the first network did not diverge"
+    assert torch.equal(behind[1:], alone[1:])
+    assert found[1:] == wanted[1:]
+
+
 def test_torch_trains_what_the_compiled_kernel_cannot() -> None:
     assert fused_kernel() is not None
     plain, values = PlainRule(0.1), torch.zeros(1, 9)
