@@ -7,8 +7,9 @@ no bound on values mends that. Here nobody gives weight away.
 towards it. For a value v from a neighbour:
 
     d = |v − x|                                    its distance
-    e = max(0, loss of v − loss of x)              its excess loss on own samples that are not trained on, own
-                                                   private parts in place; that of x is measured once a round
+    e = max(0, loss of v − loss of x)              its excess loss on own samples that are not trained on, in
+                                                   a network with the own private parts; the loss of x is
+                                                   measured once a round
     τ = the (2b+1)-th largest d of all neighbours' last values
     q = USUAL_EXCESS times the (2b+1)-th largest e of them, and at least MIN_EXCESS
     x ← x + β·f·w·(v − x),   f = min(1, τ·g/d),   g = min(1, q/e)²,   β = 1/(F+1)
@@ -16,9 +17,10 @@ towards it. For a value v from a neighbour:
 b is the number of hostile neighbours to withstand, and F the number of neighbours that a peer sends to in a
 round. w is 1; if peers count by their samples, w = min(1, samples of the sender / own samples). The sender
 states its number, but w is at most 1, so a lie gains nothing over w = 1. So one value moves x by β·τ at most,
-however far it is: by a step that at least 2b+1 neighbours, b+1 of them honest, would also make. A neighbour
-is *looked at* (its value scored and used) only as often as its *allowance* permits, whatever it sends: that
-starts at 1, and grows by RATE·F/neighbours in each of our own rounds, up to MAX_ALLOWANCE.
+however far it is: by a step that at least 2b+1 neighbours, b+1 of them honest, would also make. A
+neighbour's values are *looked at* (scored and used) only as often as its *allowance* permits, however many it
+sends: each value uses up 1 of it; it starts at 1, and grows by RATE·F/neighbours in each of our own rounds,
+up to MAX_ALLOWANCE.
 `limits` and `step_factor` are the rule; `SteadyMode` applies it and says when to send to whom.
 
 *Robust means*, for the lockstep modes, are pure functions of the own value, those of the others, and b; they
@@ -55,19 +57,20 @@ MIN_EXCESS = 0.02
 """Excess losses up to this one never count against a value: they are noise of a few samples."""
 USUAL_EXCESS = 2.0
 """Excess losses up to this multiple of the neighbours' (2b+1)-th largest are usual."""
-MAX_FEW_EXCESS = 0.5
+FEW_NEIGHBOURS_MAX_EXCESS = 0.5
 """The largest excess loss that counts as usual while fewer than 2b+1 neighbours are known."""
 EARLY_ROUNDS = 5
 """Own rounds in which a peer that knows fewer than 2b+1 neighbours also bounds steps by its own training."""
 EARLY_MOVE = 1.5
-"""The bound of that time, relative to the length of the last training's move."""
-MAX_KNOWN = 4096
+"""In those rounds, the largest usual distance relative to the distance by which the last training moved x."""
+MAX_RECORDS = 4096
 """The most neighbours that are remembered per partial model; the oldest are forgotten."""
 
 Hostile: TypeAlias = int | Literal["auto"]
+"""How many neighbours may be hostile; see `tolerated` for "auto"."""
 Score: TypeAlias = Callable[[str, Array | None], float]
-"""Score(model, value) is the mean loss on a few own samples, best those that are not trained on, with this
-value of a partial model in place of the own one, or with the own one for None."""
+"""score(model, value) returns the mean loss on a few own samples, preferably some that are not trained on,
+with this value of a partial model instead of the own one; None stands for the own one."""
 
 
 def tolerated(hostile: Hostile, neighbours: int) -> int:
@@ -89,7 +92,7 @@ def limits(
 ) -> tuple[float, float]:
     """Return the largest usual distance τ and excess loss q, from those of all known neighbours' last values.
 
-    early_move: the length of the last training's move in a peer's first rounds; None later.
+    early_move: in a peer's first rounds, how far its last training moved its value; None later.
     """
     rank = 2 * b
     if len(distances) > rank:
@@ -98,7 +101,7 @@ def limits(
     tau = min(distances)
     if early_move is not None:
         tau = min(tau, EARLY_MOVE * early_move)
-    return tau, max(MIN_EXCESS, min(MAX_FEW_EXCESS, USUAL_EXCESS * min(excesses)))
+    return tau, max(MIN_EXCESS, min(FEW_NEIGHBOURS_MAX_EXCESS, USUAL_EXCESS * min(excesses)))
 
 
 def step_factor(distance: float, excess: float, tau: float, q: float) -> float:
@@ -112,14 +115,15 @@ def step_factor(distance: float, excess: float, tau: float, q: float) -> float:
 
 
 @dataclass(slots=True)
-class Known:
+class NeighbourRecord:
     """What a peer remembers of one neighbour's values of one partial model."""
 
     allowance: float = 1.0
-    """How many more values of it are looked at."""
+    """How many more of its values are looked at."""
     distance: float | None = None
     """The distance of its last value that was looked at; None before the first."""
     excess: float = 0.0
+    """The excess loss of that value."""
 
 
 class SteadyMode(Mode):
@@ -156,8 +160,8 @@ class SteadyMode(Mode):
         self.fanout, self.score = fanout, score
         self.hostile: Hostile = hostile
         self._key_of = key_of
-        self._known: dict[str, dict[str, Known]] = {}
-        """By partial model and identity; kept when a neighbour leaves, so that a return washes nothing."""
+        self._records: dict[str, dict[str, NeighbourRecord]] = {}
+        """By partial model and identity; kept when a neighbour leaves: its return resets no allowance."""
         self._collected: dict[str, dict[str, Array]] = {}
         """By partial model: the first values that a newcomer received, by the identity of their sender."""
         self._requests = 0
@@ -168,16 +172,20 @@ class SteadyMode(Mode):
         self._served: dict[tuple[str, str], int] = {}
         """The own round in which a neighbour was last sent a partial model."""
         self._welcomes: set[tuple[str, str]] = set()
-        self._before: dict[str, Array] = {}
-        """In the first rounds: copies of own values after the last change by gossip."""
+        self._value_before_training: dict[str, Array] = {}
+        """In the first rounds, by partial model: the own value before training, moved only by gossip."""
         self._training_move: dict[str, float] = {}
+        """In the first rounds, by partial model: how far the last training moved the own value."""
         self._own_scores: dict[str, float] = {}
-        """The own loss, by partial model, measured once in a round: half the work of scoring."""
+        """The own loss, by partial model: measured only once a round, which halves the work of scoring."""
 
     # --- sending --------------------------------------------------------------------------------
 
     def request(self, *, ignore_drift: bool = False) -> None:
-        """Note that a round of training is over: send every model once, and let allowances grow."""
+        """Note that a round of training is over: send every model once, and let allowances grow.
+
+        ignore_drift: without effect, because this mode never skips a model.
+        """
         self._requests += 1
 
     def welcome(self, model: str, peer: str) -> None:
@@ -205,7 +213,7 @@ class SteadyMode(Mode):
                 self._waiting.discard(model)
             elif self._requests:
                 self._waiting.add(model)
-            if model not in self._before:
+            if model not in self._value_before_training:
                 self._remember_value(gossiper, model)
         self._requests = 0
         for model, peer in sorted(self._welcomes):
@@ -228,10 +236,10 @@ class SteadyMode(Mode):
         self._own_scores.pop(model, None)
         neighbours = gossiper.neighbours(model)
         if neighbours:
-            gain = RATE * min(self.fanout, len(neighbours)) / len(neighbours)
-            for known in self._known.get(model, {}).values():
-                known.allowance = min(MAX_ALLOWANCE, known.allowance + gain)
-        if (before := self._before.get(model)) is not None:
+            growth = RATE * min(self.fanout, len(neighbours)) / len(neighbours)
+            for record in self._records.get(model, {}).values():
+                record.allowance = min(MAX_ALLOWANCE, record.allowance + growth)
+        if (before := self._value_before_training.get(model)) is not None:
             self._training_move[model] = _length(gossiper.value(model) - before)
             self._remember_value(gossiper, model)
         if self._collected.get(model) and not gossiper.injected(model):
@@ -256,9 +264,9 @@ class SteadyMode(Mode):
     def _remember_value(self, gossiper: Gossiper, model: str) -> None:
         """In the first rounds, keep a copy of the own value, to measure how far training moves it."""
         if self._rounds[model] < EARLY_ROUNDS:
-            self._before[model] = np.array(gossiper.value(model))
+            self._value_before_training[model] = np.array(gossiper.value(model))
         else:
-            self._before.pop(model, None)
+            self._value_before_training.pop(model, None)
 
     # --- receiving ------------------------------------------------------------------------------
 
@@ -269,23 +277,26 @@ class SteadyMode(Mode):
             return defect
         if not gossiper.injected(model):
             return self._collect(gossiper, model, key, give.value)
-        models = self._known.setdefault(model, {})
-        known = models.setdefault(key, Known())
-        if len(models) > MAX_KNOWN:
-            del models[next(iter(models))]
-        if known.allowance < 1:
+        records = self._records.setdefault(model, {})
+        record = records.setdefault(key, NeighbourRecord())
+        if len(records) > MAX_RECORDS:
+            del records[next(iter(records))]
+        if record.allowance < 1:
             return "allowance"
-        known.allowance -= 1
-        known.distance, known.excess, step = self._judge(gossiper, give, key)
+        record.allowance -= 1
+        record.distance, record.excess, step = self._judge(gossiper, give, key)
         if step is None:
             return gossiper.value(model)
-        if self._rounds[model] < EARLY_ROUNDS and model in self._before:
-            # What training moves is measured without what gossip moves.
-            self._before[model] += step
+        if self._rounds[model] < EARLY_ROUNDS and model in self._value_before_training:
+            # Then the distance to the value after training is that by which training alone moved it.
+            self._value_before_training[model] += step
         return gossiper.value(model) + step
 
     def would_move(self, gossiper: Gossiper, give: Give) -> Array | str:
-        """Return what `value_after` would once our value counts; changes nothing: for studies of liars."""
+        """Return what `value_after` would return if it were called now, but change nothing.
+
+        For studies of hostile peers; "allowance" also while our own value does not count yet.
+        """
         if defect := self._defect(gossiper, give):
             return defect
         if not gossiper.injected(give.model) or self.allowance(give.model, give.sender) < 1:
@@ -304,24 +315,19 @@ class SteadyMode(Mode):
 
     def _judge(self, gossiper: Gossiper, give: Give, key: str) -> tuple[float, float, Array | None]:
         """Return a value's distance and excess loss, and the step towards it; None for no step."""
-        model, own, neighbours = (
-            give.model,
-            gossiper.value(give.model),
-            gossiper.neighbours(give.model),
-        )
+        model = give.model
+        own, neighbours = gossiper.value(model), gossiper.neighbours(model)
         with np.errstate(over="ignore", invalid="ignore"):
             step = np.subtract(give.value, own, dtype=own.dtype, casting="same_kind")
         distance, excess = _length(step), self._excess(model, give.value)
         present = {self._key_of(peer) for peer in neighbours} - {key}
-        known = self._known.get(model, {})
-        others = [(k.distance, k.excess) for each, k in known.items() if each in present]
-        seen = [(distance, excess), *((d, e) for d, e in others if d is not None)]
-        tau, q = limits(
-            [d for d, _ in seen],
-            [e for _, e in seen],
-            tolerated(self.hostile, len(neighbours)),
-            self._early_move(model),
-        )
+        distances, excesses = [distance], [excess]
+        for sender, record in self._records.get(model, {}).items():
+            if sender in present and record.distance is not None:
+                distances.append(record.distance)
+                excesses.append(record.excess)
+        b = tolerated(self.hostile, len(neighbours))
+        tau, q = limits(distances, excesses, b, self._early_move(model))
         factor = step_factor(distance, excess, tau, q)
         factor *= min(1.0, gossiper.claimed_weight(give.sender) / gossiper.injected(model))
         if not factor:
@@ -368,12 +374,12 @@ class SteadyMode(Mode):
 
     def allowance(self, model: str, sender: str) -> float:
         """Return how many more values of a partial model are looked at from this sender."""
-        return self._known.get(model, {}).get(self._key_of(sender), Known()).allowance
+        return self._records.get(model, {}).get(self._key_of(sender), NeighbourRecord()).allowance
 
     def update_models(self, models: Collection[str]) -> None:
         """Forget partial models that have ended."""
         for table in (
-            self._known, self._collected, self._before, self._training_move, self._own_scores
+            self._records, self._collected, self._value_before_training, self._training_move, self._own_scores
         ):  # fmt: skip
             for model in table.keys() - set(models):
                 del table[model]
@@ -383,9 +389,9 @@ class SteadyMode(Mode):
         return {
             "rounds": dict(self._rounds),
             "known": [
-                [model, key, known.allowance, known.distance, known.excess]
-                for model, keys in self._known.items()
-                for key, known in keys.items()
+                [model, key, record.allowance, record.distance, record.excess]
+                for model, records in self._records.items()
+                for key, record in records.items()
             ],
         }
 
@@ -393,7 +399,7 @@ class SteadyMode(Mode):
         """Restore the state of a snapshot."""
         self._rounds = Counter(data["rounds"])
         for model, key, allowance, distance, excess in data["known"]:
-            self._known.setdefault(model, {})[key] = Known(allowance, distance, excess)
+            self._records.setdefault(model, {})[key] = NeighbourRecord(allowance, distance, excess)
 
 
 def _length(vector: Array) -> float:
@@ -404,7 +410,8 @@ def _length(vector: Array) -> float:
 
 # --- robust means in lockstep --------------------------------------------------------------------
 
-Robust: TypeAlias = Callable[[Array, Sequence[Array], int], Array]
+RobustRule: TypeAlias = Callable[[Array, Sequence[Array], int], Array]
+"""rule(own value, values of the others, b) returns the value to continue with."""
 
 
 def clipped_mean(own: Array, others: Sequence[Array], b: int) -> Array:
@@ -414,7 +421,7 @@ def clipped_mean(own: Array, others: Sequence[Array], b: int) -> Array:
     with fewer than 2b+1 others, the own value stays as it is.
     """
     differences = [np.subtract(value, own, dtype=np.float64) for value in others]
-    distances = [float(np.linalg.norm(each)) for each in differences]
+    distances = [float(np.linalg.norm(difference)) for difference in differences]
     radius = sorted(distances, reverse=True)[2 * b] if len(distances) > 2 * b else 0.0
     step = np.zeros(own.shape)
     for difference, distance in zip(differences, distances, strict=True):
@@ -428,22 +435,22 @@ def trimmed_mean(own: Array, others: Sequence[Array], b: int) -> Array:
 
     Of fewer than 2b+1 values the middle ones are left.
     """
-    values = np.sort(_finite(own, others), axis=0)
+    values = np.sort(_stack_finite(own, others), axis=0)
     cut = min(b, (len(values) - 1) // 2)
     return values[cut : len(values) - cut].mean(axis=0, dtype=np.float64).astype(own.dtype)
 
 
 def median(own: Array, others: Sequence[Array], b: int) -> Array:
     """Return the coordinate-wise median of all values; b is not used."""
-    return np.median(_finite(own, others), axis=0).astype(own.dtype)
+    return np.median(_stack_finite(own, others), axis=0).astype(own.dtype)
 
 
-def _finite(own: Array, others: Sequence[Array]) -> Array:
+def _stack_finite(own: Array, others: Sequence[Array]) -> Array:
     """Stack the own value and those of the others that are finite."""
     return np.stack([own, *(value for value in others if np.isfinite(value).all())])
 
 
-ROBUST: Mapping[str, Robust] = MappingProxyType(
+ROBUST: Mapping[str, RobustRule] = MappingProxyType(
     {"clipped": clipped_mean, "trimmed": trimmed_mean, "median": median}
 )
 
@@ -479,8 +486,12 @@ class RobustMean:
             gossiper.set_value(model, self._rule(gossiper.value(model), others, b))
 
     def rows(self) -> list[list[Any]]:
-        """Return everything as rows, for a snapshot."""
-        return [[model, *item] for model, each in self._values.items() for item in each.items()]
+        """Return the values that it holds as rows of model, sender, value, for a snapshot."""
+        return [
+            [model, sender, value]
+            for model, values in self._values.items()
+            for sender, value in values.items()
+        ]
 
     def restore(self, rows: Sequence[Sequence[Any]]) -> None:
         """Restore the rows of a snapshot."""
