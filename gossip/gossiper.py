@@ -525,10 +525,10 @@ class Gossiper:
         if (
             not transfer.recalling
             and transfer.give.tag is None  # in lockstep the receiver needs it: never recalled
-            and age >= delays.transfer_timeout()
+            and age >= delays.recall_timeout()
         ):
             self.recall(*edge, now)
-        elif now - transfer.sent >= delays.ack_timeout(transfer.attempts):
+        elif now - transfer.sent >= delays.repeat_timeout(transfer.attempts):
             self.counters["repeat"] += 1
             self._send(self.ledger.update(edge, sent=now, attempts=transfer.attempts + 1))
 

@@ -28,7 +28,7 @@ from .pushsum import MAX_WEIGHT, ONE
 from .wire import Give, Packed, Tag, Verdict
 
 Edge: TypeAlias = tuple[str, str]
-"""(neighbour, model): what at most one open transfer belongs to."""
+"""(neighbour, model): on each edge at most one transfer is open."""
 
 RECLAIMED_KEPT = 1024
 """The most reclaimed transfers that are remembered: the goodbye lists them, and must fit into one packet."""
@@ -193,7 +193,7 @@ class Ledger:
     def snapshot(self) -> dict[str, Any]:
         """Return the ledger as plain data; a value that several transfers share is stored once.
 
-        Of a compressed transfer the decompressed value is stored; after a restart it is sent uncompressed.
+        A compressed transfer is stored decompressed, and after a restart it is sent uncompressed.
         """
         arrays: dict[int, np.ndarray[Any, Any]] = {}
         indices: dict[int, int] = {}
@@ -259,7 +259,7 @@ class Neighbours:
     def __init__(self) -> None:
         self._neighbours: dict[str, Neighbour] = {}
         self._receivers_cache: dict[tuple[str, bool], list[str]] = {}
-        """Results of `receivers`, which is called at every turn; cleared when a neighbour comes or goes."""
+        """Results of `receivers`, which is called at every turn; cleared when a neighbour changes."""
         self.gone: set[tuple[str, str]] = set()
         """(peer, session) pairs that are gone for good."""
         self.left: set[tuple[str, str]] = set()
@@ -391,7 +391,7 @@ class Delays:
         self._latest: deque[float] = deque()
         self._sorted: list[float] = []
         self._backoff = 1.0
-        """By this factor repeats of acknowledged transfers have raised the timeout; see `acknowledged`."""
+        """The factor by which repeats have raised the timeout before a repeat; see `acknowledged`."""
 
     def acknowledged(self, delay: float, attempts: int) -> None:
         """Note an acknowledgement that came `delay` seconds after the transfer was first sent.
@@ -408,18 +408,18 @@ class Delays:
     def recalled(self, arrived: bool) -> None:
         """Note the answer to a recall: whether the transfer had arrived, or was recalled too early.
 
-        Without this, a transfer that takes longer than its timeout would be recalled for ever.
+        Early recalls raise the timeout: otherwise every transfer that takes longer would be recalled again.
         """
         self._early_recalls = 0 if arrived else min(self._early_recalls + 1, MAX_EARLY_RECALLS)
 
-    def ack_timeout(self, attempts: int) -> float:
-        """Return how long to wait for an acknowledgement of the last of `attempts` copies before a repeat."""
+    def repeat_timeout(self, attempts: int) -> float:
+        """Return how long after the last of `attempts` copies a transfer is sent again."""
         p = self._policy
         base = p.resend_factor * self._quantile(p.resend_quantile)
         backoff = max(self._backoff, p.backoff ** min(max(attempts - 1, 0), 64))
         return min(max(base, p.shortest) * backoff, p.longest)
 
-    def transfer_timeout(self) -> float:
+    def recall_timeout(self) -> float:
         """Return the age at which an open transfer is recalled."""
         age = self.overdue_timeout() * self._policy.backoff**self._early_recalls
         return min(age, self._policy.recall_longest)
@@ -446,7 +446,7 @@ class Delays:
 
 
 class DelaysBySize:
-    """Delays by the size of the values, because large values take longer.
+    """One `Delays` per class of sizes, because large values take longer.
 
     All values below `LARGE_VALUE_BYTES` share one `Delays`; larger ones have one per power of two.
     """

@@ -50,21 +50,21 @@ def test_sessions_of_one_sender_are_bounded() -> None:
 def test_waiting_follows_the_delays_seen() -> None:
     retry = RetryPolicy(first=1.0, resend_factor=2.0, backoff=3.0, recall_factor=10.0, longest=50.0)
     delays = Delays(retry)
-    assert delays.ack_timeout(1) == pytest.approx(2.0)
+    assert delays.repeat_timeout(1) == pytest.approx(2.0)
     for _ in range(100):
         delays.acknowledged(0.1, 1)
-    assert delays.ack_timeout(1) == pytest.approx(0.2)
-    assert delays.ack_timeout(2) == pytest.approx(0.6)
-    assert delays.ack_timeout(99) == retry.longest
-    assert delays.transfer_timeout() == pytest.approx(1.0)
+    assert delays.repeat_timeout(1) == pytest.approx(0.2)
+    assert delays.repeat_timeout(2) == pytest.approx(0.6)
+    assert delays.repeat_timeout(99) == retry.longest
+    assert delays.recall_timeout() == pytest.approx(1.0)
     for _ in range(retry.remembered):
         delays.acknowledged(2.0, 1)
-    assert delays.transfer_timeout() == pytest.approx(20.0)
+    assert delays.recall_timeout() == pytest.approx(20.0)
 
 
 def test_an_ambiguous_delay_is_not_learnt_but_the_backoff_stays_until_a_clear_one() -> None:
     delays = Delays(RetryPolicy(first=1.0, resend_factor=1.0, backoff=2.0))
     delays.acknowledged(40.0, 3)
-    assert delays.ack_timeout(1) == pytest.approx(4.0)
+    assert delays.repeat_timeout(1) == pytest.approx(4.0)
     delays.acknowledged(3.0, 1)
-    assert delays.ack_timeout(1) == pytest.approx(3.0)
+    assert delays.repeat_timeout(1) == pytest.approx(3.0)

@@ -14,23 +14,23 @@ def test_what_is_large_may_take_its_time() -> None:
     delays = DelaysBySize(retry)
     for _ in range(50):
         delays.of(100).acknowledged(0.01, 1)
-    assert delays.of(LARGE_VALUE_BYTES - 1).transfer_timeout() == pytest.approx(0.4)
-    assert delays.of(40_000_000).transfer_timeout() == pytest.approx(20 * 41.0)
+    assert delays.of(LARGE_VALUE_BYTES - 1).recall_timeout() == pytest.approx(0.4)
+    assert delays.of(40_000_000).recall_timeout() == pytest.approx(20 * 41.0)
     delays.of(40_000_000).acknowledged(5.0, 1)
-    assert delays.of(41_000_000).transfer_timeout() == pytest.approx(100.0)
-    assert delays.of(LARGE_VALUE_BYTES - 1).transfer_timeout() == pytest.approx(0.4)
+    assert delays.of(41_000_000).recall_timeout() == pytest.approx(100.0)
+    assert delays.of(LARGE_VALUE_BYTES - 1).recall_timeout() == pytest.approx(0.4)
 
 
 def test_a_recall_that_came_too_early_makes_the_next_wait_longer() -> None:
     delays = Delays(RetryPolicy(first=1.0, recall_factor=10.0, backoff=2.0))
     for wait in (20.0, 40.0):
         delays.recalled(arrived=False)
-        assert delays.transfer_timeout() == pytest.approx(wait)
+        assert delays.recall_timeout() == pytest.approx(wait)
     for _ in range(100):
         delays.recalled(arrived=False)
-    assert delays.transfer_timeout() == pytest.approx(10.0 * 2.0**MAX_EARLY_RECALLS)
+    assert delays.recall_timeout() == pytest.approx(10.0 * 2.0**MAX_EARLY_RECALLS)
     delays.recalled(arrived=True)
-    assert delays.transfer_timeout() == pytest.approx(10.0)
+    assert delays.recall_timeout() == pytest.approx(10.0)
 
 
 def test_a_transfer_slower_than_the_first_recall_passes_in_the_end() -> None:
