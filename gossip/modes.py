@@ -39,7 +39,7 @@ GATHER, RETURN = 0, 1
 
 
 class ValueMean(Protocol):
-    """A mean of values without weight in the place of push-sum's; `RobustMean`, in robust.py, is one."""
+    """How a lockstep mode averages values without weight, not by push-sum; see `RobustMean` in robust.py."""
 
     def add(self, gossiper: Gossiper, give: Give) -> Array | str: ...
     def combine(self, gossiper: Gossiper, model: str) -> None: ...
@@ -226,13 +226,13 @@ class PacedMode(Mode):
                 self._waiting_pushes[model] -= 1
         self._requests = 0
         for model, peer in sorted(self._welcomes):
-            if model not in gossiper.models:  # it has ended; the newcomer does not know yet
+            if model not in gossiper.models:  # the model has ended
                 self._welcomes.discard((model, peer))
                 continue
             weight = gossiper.weight(model)
             share = portion(weight, Fraction(1, self.fanout + 1))
-            # MIN_WEIGHT does not apply: a newcomer sends nothing before its first transfer, so with no other
-            # neighbour our weight would stay below it for ever.
+            # MIN_WEIGHT does not apply: a newcomer sends nothing before its first transfer, so a peer with no
+            # other neighbour would never get more weight.
             if min(share, weight - share) < 1:
                 continue
             if peer not in gossiper.reachable_neighbours(model):
@@ -526,55 +526,55 @@ class ServerMode(Mode):
     ) -> None:
         self._peer, self._server_of = peer, server_of
         self._robust, self.weightless = robust, robust is not None
-        self._as_client = {
+        self._client_rounds = {
             model: _ClientRound(server) for model, server in servers.items() if server != peer
         }
-        self._as_server = {
+        self._server_rounds = {
             model: _ServerRound() for model, server in servers.items() if server == peer
         }
         self._gone: set[str] = set()
-        """Peers that have ever ended a session. One that is a neighbour again is back in a new session."""
+        """Peers that have ever ended a session. One that is a neighbour again has begun a new session."""
 
     def begin_round(self, gossiper: Gossiper, number: int) -> None:
         """Start a round for all models; training should pause until `finished(number)`."""
-        models = self._as_client.keys() | self._as_server.keys()
+        models = self._client_rounds.keys() | self._server_rounds.keys()
         if models != set(gossiper.models):
             raise ValueError(
                 f"server mode: servers are named for {sorted(models)}, but peer {gossiper.peer!r} "
                 f"has the partial models {list(gossiper.models)}"
             )
-        for client in self._as_client.values():
+        for client in self._client_rounds.values():
             client.round = max(client.round, number)
-        for model, server in self._as_server.items():
+        for model, server in self._server_rounds.items():
             server.round = max(server.round, number)
             gossiper.release(model)
 
     def update_models(self, models: Collection[str]) -> None:
         """Forget the rounds of models that are no longer there; new ones take part from the next round on."""
-        states = [*self._as_client.values(), *self._as_server.values()]
+        states = [*self._client_rounds.values(), *self._server_rounds.values()]
         done = max((state.done for state in states), default=-1)
-        self._as_client = {
-            model: state for model, state in self._as_client.items() if model in models
+        self._client_rounds = {
+            model: state for model, state in self._client_rounds.items() if model in models
         }
-        self._as_server = {
-            model: state for model, state in self._as_server.items() if model in models
+        self._server_rounds = {
+            model: state for model, state in self._server_rounds.items() if model in models
         }
-        known = {*self._as_client, *self._as_server}
+        known = {*self._client_rounds, *self._server_rounds}
         for model in [model for model in models if model not in known]:
             server = self._peer if self._server_of is None else self._server_of(model)
             if server == self._peer:
-                self._as_server[model] = _ServerRound(round=done, done=done)
+                self._server_rounds[model] = _ServerRound(round=done, done=done)
             else:
-                self._as_client[model] = _ClientRound(server, round=done, done=done)
+                self._client_rounds[model] = _ClientRound(server, round=done, done=done)
 
     def finished(self, number: int) -> bool:
         """Return whether this round is over: the means have arrived, or will not because a server is gone."""
-        states = [*self._as_client.values(), *self._as_server.values()]
+        states = [*self._client_rounds.values(), *self._server_rounds.values()]
         return all(state.done >= number for state in states)
 
     def close_round(self, model: str) -> None:
         """Stop waiting for clients and average what has arrived: called on a server after a timeout."""
-        server = self._as_server[model]
+        server = self._server_rounds[model]
         server.closed = server.round > server.done
 
     def admit(self, give: Give) -> bool:
@@ -582,7 +582,7 @@ class ServerMode(Mode):
 
         All other transfers are credited at once.
         """
-        server = self._as_server.get(give.model)
+        server = self._server_rounds.get(give.model)
         if give.tag is None or server is None:
             return True
         number, exchange = give.tag
@@ -596,15 +596,15 @@ class ServerMode(Mode):
         assert self._robust is not None
         if give.tag is None:
             return "late"
-        if give.tag[1] == GATHER and give.model in self._as_server:
+        if give.tag[1] == GATHER and give.model in self._server_rounds:
             return self._robust.add(gossiper, give)
-        client = self._as_client.get(give.model)
+        client = self._client_rounds.get(give.model)
         if give.tag[1] != RETURN or client is None or give.sender != client.server:
             return "no-server"
         return np.array(give.value) if np.isfinite(give.value).all() else "not-finite"
 
     def credited(self, give: Give) -> None:
-        """Note a client's weight, or that the mean has arrived."""
+        """Note the weight that a client has sent, or that the mean has arrived."""
         self._note_arrival(give, give.weight if self._robust is None else 1)
 
     def refused(self, give: Give) -> None:
@@ -619,11 +619,11 @@ class ServerMode(Mode):
         if give.tag is None:
             return
         number, exchange = give.tag
-        if exchange == GATHER and give.model in self._as_server:
-            weights = self._as_server[give.model].weights
+        if exchange == GATHER and give.model in self._server_rounds:
+            weights = self._server_rounds[give.model].weights
             weights[give.sender] = weights.get(give.sender, 0) + weight
-        elif exchange == RETURN and give.model in self._as_client:
-            client = self._as_client[give.model]
+        elif exchange == RETURN and give.model in self._client_rounds:
+            client = self._client_rounds[give.model]
             # A mean of an earlier round, from a server that has died since, does not end this one.
             if number >= client.round:
                 client.end(number)
@@ -633,29 +633,29 @@ class ServerMode(Mode):
 
         As a server, keep the weight of a client that refused the mean, for the next round's mean.
         """
-        server = self._as_server.get(give.model)
+        server = self._server_rounds.get(give.model)
         if server is not None and give.weight and give.tag is not None and give.tag[1] == RETURN:
             weight = server.weights.get(give.receiver, 0) + give.weight
             server.weights[give.receiver] = weight
-        client = self._as_client.get(give.model)
+        client = self._client_rounds.get(give.model)
         if client is not None and client.sent and give.receiver == client.server:
             client.end(client.round)
 
     def peer_gone(self, peer: str) -> None:
         """Send nothing back to a client that is gone; expect no mean from a server that is gone."""
         self._gone.add(peer)
-        for server in self._as_server.values():
+        for server in self._server_rounds.values():
             server.weights.pop(peer, None)
-        for client in self._as_client.values():
+        for client in self._client_rounds.values():
             if client.server == peer and client.sent:
                 client.end(client.round)
 
     def step(self, gossiper: Gossiper, now: float) -> None:
         """As a client, send to the servers; as a server, send the means back: whatever is due."""
-        for model, client in self._as_client.items():
+        for model, client in self._client_rounds.items():
             if client.round > client.done:
                 self._step_client(gossiper, model, client, now)
-        for model, server in self._as_server.items():
+        for model, server in self._server_rounds.items():
             if server.round > server.done:
                 self._step_server(gossiper, model, server, now)
 
@@ -664,11 +664,11 @@ class ServerMode(Mode):
         return {
             "clients": {
                 model: [client.round, client.done, client.sent]
-                for model, client in self._as_client.items()
+                for model, client in self._client_rounds.items()
             },
             "own": {  # the models that this peer averages
                 model: [server.round, server.done, server.closed, dict(server.weights)]
-                for model, server in self._as_server.items()
+                for model, server in self._server_rounds.items()
             },
             "gone": sorted(self._gone),
             **({} if self._robust is None else {"collected": self._robust.rows()}),
@@ -680,10 +680,10 @@ class ServerMode(Mode):
             self._robust.restore(data["collected"])
         self._gone = set(data.get("gone", ()))
         for model, (number, done, sent) in data["clients"].items():
-            server = self._as_client[model].server
-            self._as_client[model] = _ClientRound(server, number, done, sent)
+            server = self._client_rounds[model].server
+            self._client_rounds[model] = _ClientRound(server, number, done, sent)
         for model, (number, done, closed, weights) in data["own"].items():
-            self._as_server[model] = _ServerRound(number, done, closed, dict(weights))
+            self._server_rounds[model] = _ServerRound(number, done, closed, dict(weights))
 
     def _send(
         self, gossiper: Gossiper, model: str, shares: Mapping[str, int], now: float, tag: Tag
@@ -723,9 +723,8 @@ class ServerMode(Mode):
             server.weights = {peer: weight for peer, weight in server.weights.items() if weight}
             shares = {peer: server.weights[peer] for peer in free if peer in server.weights}
             tag = (server.round, RETURN)
-            if (
-                shares and self._robust is not None
-            ):  # else the mass that this peer holds is the mean
+            # Without a robust mean, the mass that this peer holds is the mean.
+            if shares and self._robust is not None:
                 self._robust.combine(gossiper, model)
             if shares and self._send(gossiper, model, shares, now, tag):
                 for peer in shares:
