@@ -8,8 +8,8 @@ A `Mass` stores the value and the weight; the sum vector is weight · value. In 
 the value in place without updating anything else, sending a share leaves the value as it is, and no second
 copy of the parameters is needed.
 
-Weights are integers, in units of 2^-32 of a peer, so that splitting and adding them is exact. Values are 1-D
-arrays of float32 or float64 or, in exact tests, of `fractions.Fraction` objects, with which the sums are
+Weights are integers, so that splitting and adding them is exact; a peer starts with 2^32 (`ONE`). Values are
+1-D arrays of float32 or float64 or, in exact tests, of `fractions.Fraction` objects, with which the sums are
 exact too.
 
 `Balances` is the mass that a peer holds: a weight per partial model, beside the values in a `Store`.
@@ -135,19 +135,22 @@ def is_finite(value: Array) -> bool:
     return value.dtype == object or bool(np.isfinite(value).all())
 
 
-def as_factor(numerator: int, denominator: int, like: Array) -> Any:
-    """Return the ratio of two weights as a factor for the array `like` that keeps its dtype.
+def as_factor(numerator: int, denominator: int, values: Array) -> Any:
+    """Return the ratio of two weights as a factor for `values`, whose product with it keeps their dtype.
 
     A fraction for arrays of fractions, so that their products are exact, else a float.
     """
-    return Fraction(numerator, denominator) if like.dtype == object else numerator / denominator
+    return Fraction(numerator, denominator) if values.dtype == object else numerator / denominator
 
 
 # --- the mass that one peer holds ----------------------------------------------------------------
 
 
 class Store(Protocol):
-    """The values of partial models, each a flat vector; names, lengths and dtypes stay fixed in a session."""
+    """The values of partial models, each a flat vector of fixed length and dtype.
+
+    After models were added or removed, `Balances.update_models` must be called.
+    """
 
     def names(self) -> Iterable[str]:
         """Return the names of all partial models, in any order."""
@@ -185,7 +188,7 @@ class DictStore:
 
 
 class Balances:
-    """Held mass. Each method changes weight and value together so that the sum of all peers' mass stays."""
+    """The mass that a peer holds. Each method changes weight and value together, so that no mass is lost."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -202,8 +205,7 @@ class Balances:
         """Models that the store no longer has. Their weights stay in the accounts, without values."""
         self.forgotten = (0, 0)
         """The weight held and injected of all models whose names are forgotten; see `forget`."""
-        # Read once: a store may have to gather a model, and a model's shape never changes.
-        self._shapes = {v: (own.shape, own.dtype) for v in self.models for own in [store.read(v)]}
+        self._shapes = self._read_shapes()
 
     def update_models(self) -> None:
         """Take over the models that the store has now.
@@ -220,9 +222,15 @@ class Balances:
         for model in self.retired:
             self.promised.pop(model, None)
             self.residue.pop(model, None)
-        self._shapes = {
-            v: (own.shape, own.dtype) for v in self.models for own in [self.store.read(v)]
-        }
+        self._shapes = self._read_shapes()
+
+    def _read_shapes(self) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Return the shape and dtype of every model; slow if the store must gather the values."""
+        shapes = {}
+        for model in self.models:
+            value = self.store.read(model)
+            shapes[model] = value.shape, value.dtype
+        return shapes
 
     def forget(self, model: str) -> None:
         """Forget the name of a retired model, and keep its weight in one account with others."""
@@ -254,7 +262,10 @@ class Balances:
     def take(
         self, model: str, share: int, lossy: Callable[[str, Array], Array] | None
     ) -> Array | None:
-        """Debit `share` units, 0 to send no weight; return the value to send, or None if it is not finite."""
+        """Debit `share` units, 0 to send no weight; return the value to send, or None if it is not finite.
+
+        lossy: returns a model's value as the receiver will read it; None if that is the value itself.
+        """
         if self.residue and self.weights[model] and model in self.residue:
             self._set(model, self._mass(model))  # adds the residue, so that it is sent too
         value = np.array(self.store.read(model))
@@ -280,8 +291,9 @@ class Balances:
     ) -> dict[str, tuple[Array, Packed | None, int]] | None:
         """Debit shares with compressed values.
 
-        Return per receiver the value that it will read, the packed form and the share. A share shrinks with
-        the fraction of the value that is transmitted, unless `exact_shares`. None if the value is not finite.
+        Return per receiver the value that it will read, the packed form and the share; None if the value is
+        not finite. pack: `Links.pack` for a receiver and a value. The fraction that it returns reduces the
+        share, unless `exact_shares`; where it returns None, the value is sent uncompressed.
 
         The compression error, Σ share · (value − read value), stays here as a residue and is added to the
         next mass that is credited. If it were added to the kept value at once, it would be multiplied by
@@ -310,16 +322,16 @@ class Balances:
         return self._shapes[model][0][0]
 
     def defect(self, give: Give, open_weight: int) -> str | None:
-        """Return what is wrong with a transfer, or None; whether its values are finite is not checked.
+        """Return the cause to refuse a transfer, or None; whether its values are finite is not checked.
 
         open_weight: weight of this model in our own open transfers, all of which may come back.
         """
-        if (wrong := self.value_defect(give)) is not None:
-            return wrong
+        if (cause := self.value_defect(give)) is not None:
+            return cause
         return None if 0 < give.weight <= self._free_weight(give.model) - open_weight else "weight"
 
     def value_defect(self, give: Give) -> str | None:
-        """Return what is wrong with the type or length of a transfer's value, or None."""
+        """Return the cause to refuse a value of a wrong type or length, or None."""
         shape, dtype = self._shapes[give.model]
         if give.value.dtype != dtype and not np.can_cast(give.value.dtype, dtype, "same_kind"):
             return "bad-dtype"
@@ -336,18 +348,18 @@ class Balances:
         return MAX_WEIGHT - self.weights[model] - reserved
 
     def credit(self, give: Give, observe: Callable[[Array], None] | None = None) -> str | None:
-        """Absorb a transfer; return a cause, and change nothing, if the result would not be finite.
+        """Absorb a transfer; return "not-finite", and change nothing, if the result would not be finite.
 
         observe: called with the own value before it changes.
         """
         model = give.model
-        own = self._mass(model)
-        mass = absorb_finite(own, Mass(give.value, give.weight))
-        if mass is None:
+        held = self._mass(model)
+        result = absorb_finite(held, Mass(give.value, give.weight))
+        if result is None:
             return "not-finite"
         if observe is not None:
-            observe(own.value)
-        self._set(model, mass)
+            observe(held.value)
+        self._set(model, result)
         promised = self.promised.pop(model, 0)
         if promised:
             self.inject(model, promised)
@@ -364,9 +376,8 @@ class Balances:
 
     def _pay_debt(self, model: str) -> None:
         debt = self.debts.pop(model, 0)
-        paid = min(
-            debt, max(self.weights[model] - 1, 0)
-        )  # a value without any weight has no meaning
+        # One unit is kept: a value without any weight has no meaning.
+        paid = min(debt, max(self.weights[model] - 1, 0))
         self.weights[model] -= paid
         if debt > paid:
             self.debts[model] = debt - paid
@@ -403,11 +414,11 @@ class Balances:
                 f"{list(self.models)}: restore with the same partial models, or start without a snapshot"
             )
         for model, value in data["values"].items():
-            own = self.store.read(model)
-            if own.shape != value.shape:
+            present = self.store.read(model)
+            if present.shape != value.shape:
                 raise ValueError(
                     f"gossip snapshot: partial model {model!r} has {value.size} values, the store's "
-                    f"{own.size}: restore with the same network, or start without a snapshot"
+                    f"{present.size}: restore with the same network, or start without a snapshot"
                 )
             self.store.write(model, np.array(value))
         self.weights, self.retired = dict(data["weights"]), retired
@@ -421,6 +432,7 @@ class Balances:
         return Mass(self.store.read(model), self.weights[model])
 
     def _set(self, model: str, mass: Mass) -> None:
+        """Make `mass` the held mass, then add the model's residue and pay its debt."""
         value = mass.value
         if self.residue and mass.weight and model in self.residue:
             value = value + self.residue.pop(model) * as_factor(1, mass.weight, value)
