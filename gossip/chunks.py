@@ -37,7 +37,8 @@ untrusted sender can announce."""
 _HEADER = struct.Struct("<4sBB2xQQIIII")
 HEADER_BYTES: Final = _HEADER.size
 MIN_PACKET_BYTES: Final = HEADER_BYTES + 2 * MIN_BODY
-"""The lowest allowed limit of a packet's bytes: both chunks of a message just above it have MIN_BODY."""
+"""The lowest allowed limit of a packet's bytes: a message that just exceeds it is sent as two chunks with
+bodies of at least MIN_BODY bytes."""
 _REMEMBERED_MESSAGES = 1024
 _MAX_ATTEMPTS = 256  # the attempt is one byte of the header
 _COMPARED_BYTES = 4096  # of a message, to recognise a repetition, besides length and checksum
@@ -46,7 +47,7 @@ _COMPARED_BYTES = 4096  # of a message, to recognise a repetition, besides lengt
 class Chunker:
     """Splits one sender's messages into payloads of at most `limit` bytes.
 
-    sender: an id of the peer and its session.
+    sender: an id of the peer and its session. first_id: the first message's id, for tests.
     limit: raise it with the broker's packet limit, as fewer, larger packets cost less per byte; lower it if
         large packets delay small ones.
     """
@@ -64,7 +65,7 @@ class Chunker:
         # A restarted peer keeps its session: ids start at random so that they differ from those before.
         self._next_id = secrets.randbits(63) if first_id is None else first_id
         self._sent: OrderedDict[tuple[Any, ...], tuple[int, int]] = OrderedDict()
-        """Id and attempt of recent messages, by length, checksum and first bytes; see `_number`."""
+        """Id and attempt of recent messages, by length, checksum and first bytes; see `_identify`."""
 
     def split(self, buffers: Sequence[Buffer]) -> Iterator[bytes]:
         """Return an iterator over the payloads of one message, which copies each from `buffers` when reached.
@@ -89,10 +90,10 @@ class Chunker:
         if count > 1:  # a single packet arrives complete or not at all: it needs no checksum
             for view in views:
                 checksum = zlib.crc32(view, checksum)
-        message_id, attempt = self._number(views, total, checksum, count)
+        message_id, attempt = self._identify(views, total, checksum, count)
         return self._chunks(views, (message_id, attempt), total, checksum, count)
 
-    def _number(
+    def _identify(
         self, views: list[memoryview], total: int, checksum: int, count: int
     ) -> tuple[int, int]:
         """Return the id and attempt of a message: a new id, or its former one if it is sent again."""
@@ -148,7 +149,9 @@ class _Partial:
     count: int
     data: bytearray
     seen: bytearray
+    """By index of a chunk: 1 if it has arrived."""
     missing: int
+    """The number of chunks that have not."""
     attempt: int = 0
     """The latest attempt of which a chunk has arrived."""
 
@@ -160,6 +163,8 @@ class _Partial:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
+    """The fields of a chunk's header, and its body."""
+
     attempt: int
     sender: int
     message_id: int
@@ -232,6 +237,7 @@ class Reassembler:
         return None if partial.missing else self._finish(key, partial)
 
     def _open(self, key: tuple[int, int], chunk: _Chunk) -> _Partial:
+        """Add a message, and drop others to make room for it; WireError if it alone exceeds a bound."""
         cost = chunk.total + chunk.count
         limit = min(self.max_sender_bytes, self.max_total_bytes)
         if cost > limit:
@@ -244,29 +250,29 @@ class Reassembler:
             sender_cost -= self._partials[other].cost
             self._drop(other, "sender-bytes")
         while self._partials and self.held_bytes + cost > self.max_total_bytes:
-            self._drop_of_largest(chunk.sender, cost, lambda each: each.cost, "total-bytes")
+            self._drop_from_largest_sender(chunk.sender, cost, lambda p: p.cost, "total-bytes")
         while self._partials and len(self._partials) >= self.max_unfinished:
-            self._drop_of_largest(chunk.sender, 1, lambda _: 1, "unfinished")
+            self._drop_from_largest_sender(chunk.sender, 1, lambda _: 1, "unfinished")
         partial = _Partial(
             chunk.checksum, chunk.count, bytearray(chunk.total), bytearray(chunk.count), chunk.count
         )
         self._partials[key] = partial
         return partial
 
-    def _drop_of_largest(
-        self, newest: int, cost: int, cost_of: Callable[[_Partial], int], cause: str
+    def _drop_from_largest_sender(
+        self, new_sender: int, new_cost: int, cost_of: Callable[[_Partial], int], cause: str
     ) -> None:
-        """Drop the oldest message of the sender that occupies the most, by `cost_of` each message.
+        """Drop the oldest unfinished message of the sender whose messages cost the most, by `cost_of`.
 
-        newest, cost: the sender of the message that is about to be opened, and what that message occupies;
-        this sender is chosen among several that occupy the same.
+        new_sender, new_cost: the sender and the cost of the message that is about to be opened. If several
+        senders cost the same, this one's message is dropped.
         """
-        usage = Counter({newest: cost})
+        usage = Counter({new_sender: new_cost})
         for (sender, _), partial in self._partials.items():
             usage[sender] += cost_of(partial)
         most = max(usage[sender] for sender, _ in self._partials)
         candidates = [key for key in self._partials if usage[key[0]] == most]  # oldest first
-        self._drop(next((key for key in candidates if key[0] == newest), candidates[0]), cause)
+        self._drop(next((key for key in candidates if key[0] == new_sender), candidates[0]), cause)
 
     def _drop(self, key: tuple[int, int], cause: str) -> None:
         del self._partials[key]
