@@ -260,9 +260,8 @@ class Integers(Quantizer):
         padded[: values.size] = values
         groups = padded.reshape(group_count, GROUP_SIZE)
         scales = (np.abs(groups).max(axis=1) / np.float32(largest)).astype("<f4")
-        divisors = np.where(scales > 0, scales, np.float32(1))[
-            :, None
-        ]  # a group of zeros has scale 0
+        # A group of zeros has scale 0.
+        divisors = np.where(scales > 0, scales, np.float32(1))[:, None]
         # Float64: in float32 a random number next to 1 would be rounded up, which biases the mean.
         rounded = np.floor(groups / divisors.astype(np.float64) + rng.random(groups.shape))
         # The scale is rounded to float32, so the group's largest value may exceed `largest` scales a little.
@@ -342,7 +341,7 @@ class Mask(Reducer):
 
     @staticmethod
     def expansion(header: CompressorHeader, reader: Reader, length: int) -> Expansion:
-        """Repeat the selection; the other values are zeros."""
+        """Draw the same selection from the seed; the other values are zeros."""
         check_header(header, 2)
         seed = check_count(header[1], 0, (1 << 62) - 1, f"{header[0]}: the seed")
         scaled_rate = check_count(header[2], 1, _RATE_ONE, f"{header[0]}: the rate")
@@ -523,9 +522,8 @@ def _multiply(kept: Array, matrices: list[tuple[int, int]], rank: int, length: i
     """
     values = np.empty(length, dtype=np.float32)
     start = position = 0  # in `values` and in `kept`
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # `unpack` refuses values that are not finite
+    # `unpack` refuses values that are not finite.
+    with np.errstate(over="ignore", invalid="ignore"):
         for rows, columns in matrices:
             block = values[start : start + rows * columns]
             start += rows * columns
@@ -588,16 +586,15 @@ class Pipeline:
     def dense(self) -> Pipeline:
         """A pipeline of the quantizer only, which sends every value.
 
-        Used for the first vector on a link, when the receiver has no value yet to which a few values could
-        be added.
+        Used for the first vector that is sent to a receiver, which has no earlier value to which a few
+        changes could be added.
         """
         return Pipeline(self.name, (), self.quantizer)
 
     def check_shapes(self, shapes: Shapes) -> None:
         """Raise CompressError if a compressor is of no use for vectors made of such blocks."""
-        if (
-            self.reducers
-        ):  # only the first gets the blocks; the next get what it keeps, a flat vector
+        # Only the first reducer gets the blocks; the others get the flat vector that it keeps.
+        if self.reducers:
             self.reducers[0].check_shapes(shapes)
 
     def pack(
@@ -671,13 +668,13 @@ def unpack(packed: Packed, length: int) -> Array:
     expansions: list[Expansion] = []
     count = length
     for header in packed.stages[:-1]:
-        expansion = _find(header, Reducer).expansion(header, reader, count)
+        expansion = _find_compressor(header, Reducer).expansion(header, reader, count)
         count = expansion.kept_count
         if count > length:
             raise PackError("too-large", f"{header[0]} keeps {count} values of {length}")
         expansions.append(expansion)
     last_header = packed.stages[-1]
-    values = _find(last_header, Quantizer).restore(last_header, reader, count)
+    values = _find_compressor(last_header, Quantizer).restore(last_header, reader, count)
     reader.end()
     for expansion in reversed(expansions):
         values = expansion.expand(values)
@@ -686,7 +683,7 @@ def unpack(packed: Packed, length: int) -> Array:
     return values
 
 
-def _find(header: CompressorHeader, kind: type[Kind]) -> type[Kind]:
+def _find_compressor(header: CompressorHeader, kind: type[Kind]) -> type[Kind]:
     """Return the class of the compressor that a header names; PackError unless it is of this kind."""
     compressor = _COMPRESSORS.get(header[0], Compressor)
     if not issubclass(compressor, kind):
@@ -697,7 +694,7 @@ def _find(header: CompressorHeader, kind: type[Kind]) -> type[Kind]:
 
 
 def distortion(values: Array, other: Array) -> float:
-    """Return the distance of `other` from `values`, relative to the norm of `values`."""
+    """Return the distance of `other` from `values`, relative to the norm of `values` unless that is 0."""
     norm = float(np.linalg.norm(values))
     distance = float(np.linalg.norm(np.subtract(values, other, dtype=np.float64)))
     return distance / norm if norm else distance

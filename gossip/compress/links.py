@@ -108,33 +108,32 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reference:
-    """The value of a credited transfer from or to a neighbour, which both ends of the edge have.
-
-    session: the neighbour's. sequence: the number of the transfer, among those of its sender.
-    """
+    """The value of a credited transfer from or to a neighbour, which both ends of the edge have."""
 
     session: str
     """The neighbour's session."""
     sequence: int
+    """The sequence number that the transfer's sender gave it."""
     value: Array
 
 
 @dataclass(slots=True, eq=False)
 class _Edge:
-    """The references of one model on the edge to one neighbour."""
+    """The references of one model on the edge to one neighbour, from sent and received transfers."""
 
     sent: deque[_Reference] = field(default_factory=lambda: deque(maxlen=SENT_KEPT))
     received: _Reference | None = None
     latest: _Reference | None = None
-    """The last credited one in either direction."""
+    """The newest of them, in either direction."""
 
     @property
     def nbytes(self) -> int:
         references = [*self.sent, *([] if self.received is None else [self.received])]
-        return sum(each.value.nbytes for each in references)
+        return sum(reference.value.nbytes for reference in references)
 
 
 _EMPTY_EDGE = _Edge()
+"""Stands for an edge without references; never changed."""
 
 
 class Links:
@@ -155,7 +154,7 @@ class Links:
     ) -> None:
         self.pipeline = pipeline
         self.dense = False
-        """Whether to quantize only and leave no value out, while peers settle after training."""
+        """Whether to send every value, only quantized: set while peers settle after training."""
         self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)
         self._shapes = shapes or {}
         self._exact: frozenset[str] = frozenset()
@@ -171,7 +170,7 @@ class Links:
         exact: models that are never compressed.
         """
         self._shapes, self._exact = shapes, frozenset(exact)
-        for edge in [each for each in self._edges if each[1] not in shapes]:
+        for edge in [edge for edge in self._edges if edge[1] not in shapes]:
             self._drop(edge)
 
     # --- sending --------------------------------------------------------------------------------
@@ -181,7 +180,7 @@ class Links:
         return self.pipeline is not None and not self.is_exact(model)
 
     def is_exact(self, model: str) -> bool:
-        """Return whether every push of a model is made, at full precision."""
+        """Return whether a model is never compressed, and no push of it is skipped."""
         return model in self._exact
 
     def pack(
@@ -195,7 +194,7 @@ class Links:
         assert self.pipeline is not None
         with np.errstate(over="ignore"):
             plain = np.asarray(value, dtype=np.float32)
-        edge = self._edges.get((receiver, model), _Edge())
+        edge = self._edges.get((receiver, model), _EMPTY_EDGE)
         base = edge.latest
         if base is not None and (base.session != session or base.value.shape != plain.shape):
             base = None
@@ -232,7 +231,7 @@ class Links:
 
     def forget_peer(self, peer: str) -> None:
         """Drop the references of the edges to a peer that is gone."""
-        for edge in [each for each in self._edges if each[0] == peer]:
+        for edge in [edge for edge in self._edges if edge[0] == peer]:
             self._drop(edge)
 
     def forget(self) -> None:
@@ -256,7 +255,8 @@ class Links:
             if base_value is None or base_value.size != length:
                 raise PackError(
                     "no-reference",
-                    f"{give.model!r}: this peer has no reference for transfer {packed.base}",
+                    f"{give.model!r} from {give.sender}: a difference to the value of transfer "
+                    f"{abs(packed.base)}, which this peer does not have",
                 )
         value = self._add(unpack(packed, length), packed.gain, base_value)
         value.setflags(write=False)
@@ -271,15 +271,15 @@ class Links:
             self._add_bytes(edge.nbytes - old_size)
 
     def _base_value(self, give: Give, base: int, in_flight: Give | None) -> Array | None:
-        """Return the value that a message refers to: its sender's transfer `base`, or ours if negative."""
-        edge = self._edges.get((give.sender, give.model), _Edge())
+        """Return the value of the sender's transfer `base`, or of our transfer -base; None if not kept."""
+        edge = self._edges.get((give.sender, give.model), _EMPTY_EDGE)
         received = [] if edge.received is None else [edge.received]
         for reference in edge.sent if base < 0 else received:
             if (reference.session, reference.sequence) == (give.session, abs(base)):
                 return reference.value
         if base < 0 and in_flight is not None and in_flight.packed is not None:
-            named = (in_flight.receiver_session, in_flight.sequence)
-            return _values(in_flight) if named == (give.session, -base) else None
+            is_base = (in_flight.receiver_session, in_flight.sequence) == (give.session, -base)
+            return _values(in_flight) if is_base else None
         return None
 
     def _edge(self, peer: str, model: str) -> _Edge:
@@ -298,6 +298,7 @@ class Links:
 
     @staticmethod
     def _add(values: Array, gain: float, base_value: Array | None) -> Array:
+        """Return base_value + gain · values; PackError if a coordinate of it is not finite."""
         with np.errstate(over="ignore", invalid="ignore"):
             total = values if gain == 1 else values * np.float32(gain)
             total = total if base_value is None else total + base_value
