@@ -90,7 +90,7 @@ def inbox(swarm: str, peer: str, model: str) -> str:
     return str(Topic(swarm, peer, "inbox", model))
 
 
-def longest(swarm: str) -> str:
+def longest_inbox(swarm: str) -> str:
     """Return the longest inbox topic that is possible in a swarm, to compute the largest payload."""
     return inbox(swarm, "x" * _MAX_NAME, "x" * _MAX_NAME)
 
@@ -106,7 +106,7 @@ def summary(swarm: str, peer: str) -> str:
 
 
 def state(swarm: str, peer: str) -> str:
-    """Return the topic of the few values that `peer` publishes as plain JSON, if it is told to (retained)."""
+    """Return the topic of the values that `peer` publishes as JSON for home automation (retained)."""
     return str(Topic(swarm, peer, "state"))
 
 
@@ -115,7 +115,7 @@ def death(swarm: str, peer: str) -> str:
     return str(Topic(swarm, peer, "death"))
 
 
-def every(swarm: str, kind: Kind) -> str:
+def of_all(swarm: str, kind: Kind) -> str:
     """Return the topic filter for all peers' topics of a kind; for inboxes, of all models."""
     check_name("swarm", swarm)
     return f"{ROOT}/{swarm}/peer/+/{kind}" + ("/+" if kind == "inbox" else "")
@@ -128,7 +128,7 @@ def inboxes(swarm: str, peer: str) -> str:
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def parse(topic: str) -> Topic:
-    """Parse a topic; raise TopicError if it is not exactly one of the above."""
+    """Parse a topic; raise TopicError if it is none of those at the top of this file."""
     levels = topic.split("/")
     if levels[:2] != ROOT.split("/") or len(levels) not in (6, 7) or levels[3] != "peer":
         raise TopicError(f"not a gossamer topic: {topic[:200]!r}")
@@ -155,7 +155,7 @@ def is_retained_topic(topic: str) -> bool:
 def is_gossip(topic: str) -> bool:
     """Return whether a topic is an inbox, to which gossip messages are sent.
 
-    The level is looked for at its place: a swarm, a peer or a model may itself be called `inbox`.
+    Only the sixth level counts: a swarm, a peer or a model may itself be called `inbox`.
     """
     levels = topic.split("/", 7)
     return len(levels) == 7 and levels[5] == "inbox"

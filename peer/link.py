@@ -106,7 +106,7 @@ class Link:
         self.session = engine.view.session
         self._lease = self.settings.full_lease
         """Seconds offline after which other peers give this session up."""
-        self._longest_topic = topics.longest(self.settings.swarm)
+        self._longest_topic = topics.longest_inbox(self.settings.swarm)
         self.generation = engine.history.generation
         """1 for the first device of this name; each device that replaces another one has the next number."""
         self.shared_settings = shared_settings(self.settings)
@@ -226,7 +226,7 @@ class Link:
         """
         swarm, watched = self.settings.swarm, self.settings.watched
         if watched is None:
-            return [topics.every(swarm, kind) for kind in kinds]
+            return [topics.of_all(swarm, kind) for kind in kinds]
         names = sorted(of or {self.name, *watched})
         return [str(topics.Topic(swarm, name, kind)) for kind in kinds for name in names]
 
@@ -442,7 +442,7 @@ class Link:
         MQTT promises an order only for the messages of one publisher. `receive` has been cancelled before, so
         that no other task reads the messages.
         """
-        others = topics.every(self.settings.swarm, "status")
+        others = topics.of_all(self.settings.swarm, "status")
         own = self.topic("status")
         async for topic, payload, _ in self.transport.messages():
             if topic == own and bytes(payload) == self._sent_goodbye:

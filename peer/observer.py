@@ -553,7 +553,7 @@ class Observer:
         self._transport = await self._connect().__aenter__()
         try:
             name = self.swarm.swarm
-            for pattern in (*(topics.every(name, kind) for kind in KINDS), revocation_topic(name)):
+            for pattern in (*(topics.of_all(name, kind) for kind in KINDS), revocation_topic(name)):
                 await self._transport.subscribe(pattern)
         except BaseException as error:
             await self._transport.__aexit__(type(error), error, error.__traceback__)

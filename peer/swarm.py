@@ -238,7 +238,7 @@ class LocalSwarm:
         """Receive the peers' metrics records and pass them to `on_record`, until cancelled; part of `run`."""
         swarm = self.spec.swarm
         async with self._transport("watcher") as transport:
-            await transport.subscribe(topics.every(swarm, "metrics"))
+            await transport.subscribe(topics.of_all(swarm, "metrics"))
             labels = {label(peer.name) for peer in self.spec.peers}
             async for topic, payload, _ in transport.messages():
                 record = read_record(topic, bytes(payload), labels)

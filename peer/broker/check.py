@@ -84,7 +84,7 @@ class _Check:
         self._node = self._nodes[0]
         self._card, self._status = topics.card(swarm, name), topics.status(swarm, name)
         self._inbox = topics.inbox(swarm, name, "check")
-        self._cards, self._statuses = topics.every(swarm, "card"), topics.every(swarm, "status")
+        self._cards, self._statuses = topics.of_all(swarm, "card"), topics.of_all(swarm, "status")
         self._inboxes = topics.inboxes(swarm, name)
         self._largest = 0
         """Bytes of the largest payload that got through."""

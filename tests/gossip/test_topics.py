@@ -28,7 +28,7 @@ def test_parse_undoes_str_and_patterns_match(swarm, peer, vector):
         Topic(swarm, peer, "inbox", vector),
     ]:
         assert topics.parse(str(topic)) == topic
-        assert topics.matches(topics.every(swarm, topic.kind), str(topic))
+        assert topics.matches(topics.of_all(swarm, topic.kind), str(topic))
         assert topics.matches(topics.inboxes(swarm, peer), str(topic)) == (topic.kind == "inbox")
         assert topics.is_retained_topic(str(topic)) == (topic.kind in ("card", "status", "summary"))
 
@@ -63,7 +63,7 @@ def test_errors_name_the_offender():
     with pytest.raises(TopicError, match=r"peer name 'a/b' contains '/'"):
         topics.card("lab", "a/b")
     with pytest.raises(TopicError, match="swarm name is empty"):
-        topics.every("", "card")
+        topics.of_all("", "card")
     with pytest.raises(TopicError, match="65 characters"):
         topics.inbox("lab", "ann", "v" * 65)
     with pytest.raises(TopicError, match="contains 'é'"):
@@ -93,7 +93,7 @@ def test_patterns_match_as_mqtt_says(pattern, topic, expected):
 
 def test_no_inbox_is_longer_than_the_longest():
     name = "n" * 64
-    assert len(topics.inbox("garden", name, name)) == len(topics.longest("garden"))
+    assert len(topics.inbox("garden", name, name)) == len(topics.longest_inbox("garden"))
     with pytest.raises(topics.TopicError, match="limit 64"):
         topics.inbox("garden", name + "n", "global")
 

@@ -32,7 +32,7 @@ ANNA, BEN = (
 PATTERNS = [
     "#",
     *(
-        topics.every(SWARM, kind)
+        topics.of_all(SWARM, kind)
         for kind in ("card", "status", "metrics", "summary", "death", "inbox")
     ),
     *(topics.inboxes(SWARM, peer) for peer in (ANNA, BEN)),

@@ -69,7 +69,7 @@ async def exchange(port, folder) -> None:
 
     async with connect("anna@x", HOSTS[0]) as anna, connect("ben@y", HOSTS[2]) as ben:
         assert await anna.publish(topics.card("garden", "anna@x"), b"card", retain=True)
-        await ben.subscribe(topics.every("garden", "card"))
+        await ben.subscribe(topics.of_all("garden", "card"))
         assert (await anext(ben.messages())).payload == b"card"
         with pytest.raises(TransportError, match="refused the subscription"):
             await ben.subscribe(topics.inboxes("garden", "anna@x"))

@@ -77,7 +77,7 @@ async def count_dtypes(nest: Nest) -> AsyncIterator[Counter[str]]:
                 counted[dtype] += 1
 
     async with listener:
-        await listener.subscribe(topics.every(nest.settings.swarm, "inbox"))
+        await listener.subscribe(topics.of_all(nest.settings.swarm, "inbox"))
         task = asyncio.create_task(listen())
         yield counted
         task.cancel()

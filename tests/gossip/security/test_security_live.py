@@ -38,7 +38,7 @@ def test_an_outsider_on_the_broker_gets_nowhere(mosquitto, run):
         ):
             await receiver.subscribe(inbox)
             # Not what else is retained on a broker that other tests use too.
-            await outsider.subscribe(topics.every(SWARM, "inbox"))
+            await outsider.subscribe(topics.of_all(SWARM, "inbox"))
             sealed = [anna.security.seal(ben.name, MODEL, chunk) for chunk in chunks]
             for packet in sealed:
                 await sender.publish(inbox, packet)

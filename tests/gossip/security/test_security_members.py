@@ -707,4 +707,4 @@ def test_a_death_is_state_that_no_transport_drops():
     topic = topics.death(SWARM, "anna")
     assert topics.is_retained_topic(topic)
     assert topics.parse(topic).kind == "death"
-    assert topics.matches(topics.every(SWARM, "death"), topic)
+    assert topics.matches(topics.of_all(SWARM, "death"), topic)
