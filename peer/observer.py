@@ -404,7 +404,7 @@ class SwarmState:
         register, text = self._register, "the swarm's owner has revoked it"
         if is_listed:
             self._refuse(peer, entry, REVOCATION, text, now)
-        elif register is not None and register.revocations.names(peer, ""):
+        elif register is not None and register.revocations.includes(peer, ""):
             entry.problems[REVOCATION] = text
 
     # --- records --------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ public half on its signed card. From two of these keys both peers derive a secre
 packet that decrypts under this secret can only come from the other peer.
 
     shared = X25519(our private exchange key, the other peer's public one); all zeros are refused
-    pair   = HKDF-SHA256(shared, "pair", owner's public key, swarm, both ends, sorted)     end = name 0 key
+    end    = a peer's name, a zero byte, and its public exchange key
+    pair   = HKDF-SHA256(shared, "pair", owner's public key, swarm, both ends, sorted)
     key    = HKDF-SHA256(pair, "packet", swarm, model, sender, session, receiver, session, number >> 16)
     nonce  = 4 zero bytes, number
     associated data = the header, then swarm, model, sender, session, receiver, session
@@ -107,11 +108,11 @@ def exchange_tag(name: str, exchange: bytes) -> bytes:
 
 def framed(parts: Iterable[str | bytes | int]) -> bytes:
     """Concatenate parts, each preceded by its length, so that different lists never give the same bytes."""
-    framed = bytearray()
+    result = bytearray()
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode()
-        framed += len(data).to_bytes(4, "big") + data
-    return bytes(framed)
+        result += len(data).to_bytes(4, "big") + data
+    return bytes(result)
 
 
 def derive(secret: bytes, *context: str | bytes | int) -> bytes:
@@ -232,8 +233,10 @@ class Channel:
     def forget(self, tag: bytes) -> None:
         """Delete an exchange key, ours or the other peer's, and everything derived from it."""
         self.their_keys.pop(tag, None)
-        self.pair_secrets = {at: pair for at, pair in self.pair_secrets.items() if tag not in at}
-        self.ciphers = {at: each for at, each in self.ciphers.items() if tag not in at[:2]}
+        self.pair_secrets = {
+            tags: secret for tags, secret in self.pair_secrets.items() if tag not in tags
+        }
+        self.ciphers = {key: cipher for key, cipher in self.ciphers.items() if tag not in key[:2]}
 
 
 class FormerIncarnations:
@@ -255,8 +258,8 @@ class FormerIncarnations:
         self._highest.pop(incarnation, None)
         self._highest[incarnation] = (since, highest)
         if len(self._highest) > MAX_INCARNATIONS:
-            since, _ = self._highest.pop(next(iter(self._highest)))
-            self._forgotten_until = max(self._forgotten_until, since)
+            oldest_since, _ = self._highest.pop(next(iter(self._highest)))
+            self._forgotten_until = max(self._forgotten_until, oldest_since)
 
     def highest(self, member: Member) -> int:
         """Return the highest packet number of this incarnation, or -1 if it is new.
@@ -307,7 +310,7 @@ class Channels:
                 f"{name} is not admitted: this peer has met {self._max_names} others, its limit; restart it",
             )
         if name in self._former:
-            self._former[name].highest(member)
+            self._former[name].highest(member)  # may raise, before anything is changed
         self.close(name)
         highest = self._former[name].highest(member) if name in self._former else -1
         tag = exchange_tag(name, member.exchange)
@@ -389,9 +392,10 @@ class Keyring:
         self._our_keys = [ExchangeKey(self.name)]
         """Our exchange keys, newest first: two for a while after a renewal."""
         self._overlap_ends = 0.0
+        """When the older of two keys is deleted."""
         self._channels = Channels(max_names)
-        self._list, self._list_number = b"", 0
-        """The newest revocation list, as its owner signed it."""
+        self._signed_list, self._list_number = b"", 0
+        """The newest revocation list, as the swarm's owner signed it, and its number."""
         self._reply_to: dict[str, bytes] = {}
         """Peers that await a reply, and the revocation list that each sent (empty if none)."""
         self._outbox: list[tuple[str, str, bytes]] = []
@@ -500,7 +504,7 @@ class Keyring:
     def set_list(self, number: int, data: bytes, now: float) -> None:
         """Install a newer revocation list: a member that lacks it is sent only this list from now on."""
         with self._lock:
-            self._list, self._list_number = data, number
+            self._signed_list, self._list_number = data, number
             for channel in self._channels.by_name.values():
                 self._plan_sending_list(channel, now)
 
@@ -524,7 +528,7 @@ class Keyring:
                 if channel.seen_online and now >= channel.list_due:
                     channel.list_due = now + channel.list_wait
                     channel.list_wait = min(2 * channel.list_wait, LONGEST_REPEAT)
-                    self._send_control(channel, self._list)
+                    self._send_control(channel, self._signed_list)
             outgoing, self._outbox = self._outbox, []
             return outgoing
 
@@ -670,21 +674,22 @@ class Keyring:
 
         tag: that of the other peer's exchange key.
         """
-        at, block = (our_key.tag, tag, model, outgoing), number >> BLOCK_BITS
-        cached = channel.ciphers.get(at)
+        cache_key, block = (our_key.tag, tag, model, outgoing), number >> BLOCK_BITS
+        cached = channel.ciphers.get(cache_key)
         if cached is not None and cached[0] == block:
             return cached[1:]
-        pair = channel.pair_secrets.get(at[:2])
+        tags = (our_key.tag, tag)
+        pair = channel.pair_secrets.get(tags)
         if pair is None:
             their_key = channel.their_keys[tag]
             pair = our_key.pair_secret(self._owner, self.swarm, channel.name, their_key)
-            channel.pair_secrets[at[:2]] = pair
+            channel.pair_secrets[tags] = pair
         ours, theirs = (self.name, self.session), (channel.name, channel.member.session)
         context = (self.swarm, model, *((*ours, *theirs) if outgoing else (*theirs, *ours)))
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         cipher = AESGCM(derive(pair, "packet", *context, block))
-        channel.ciphers[at] = (block, cipher, framed(context))
+        channel.ciphers[cache_key] = (block, cipher, framed(context))
         return cipher, framed(context)
 
 

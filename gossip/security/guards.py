@@ -30,7 +30,7 @@ from .identity import id_of
 MAX_SENDERS: Final = 4096
 """The most senders that are remembered; the oldest are forgotten."""
 MAX_VALUE: Final = 1e6
-"""The largest value of a model whose values honest peers need not have alike, such as what they measure."""
+"""The largest accepted value of a model that is not `comparable`, such as one of what each peer measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class GuardSettings:
 
 
 @dataclass(slots=True)
-class _Sender:
-    """The token bucket of one sender."""
+class _TokenBucket:
+    """How many messages one sender may still send at once; `GuardSettings.rate` refills it."""
 
     tokens: float
     refilled: float
@@ -88,15 +88,15 @@ class Guards:
     def __init__(self, settings: GuardSettings | None = None) -> None:
         self.settings = settings or GuardSettings()
         self.counters: Counter[str] = Counter()
-        self._senders: OrderedDict[str, _Sender] = OrderedDict()
-        """By the id in a sender's name, so that a new label is no new allowance."""
+        self._buckets: OrderedDict[str, _TokenBucket] = OrderedDict()
+        """By the id in a sender's name, so that a sender cannot get a full bucket by a new label."""
         self._distances: dict[str, OrderedDict[str, float]] = {}
         """By model and sender id: the relative distance of the sender's last value from ours."""
 
     @property
     def remembered(self) -> int:
         """Number of senders that are remembered."""
-        return len(self._senders)
+        return len(self._buckets)
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -106,14 +106,14 @@ class Guards:
         share: the fraction of a message that the packet is. Call it after the packet was opened and before it
         is decoded. The sender repeats dropped transfers.
         """
-        state = self._sender(sender, now)
+        bucket = self._bucket(sender, now)
         limits = self.settings
-        gained = max(0.0, now - state.refilled) * limits.rate
-        state.tokens, state.refilled = min(limits.burst, state.tokens + gained), now
-        if state.tokens < share:
+        gained = max(0.0, now - bucket.refilled) * limits.rate
+        bucket.tokens, bucket.refilled = min(limits.burst, bucket.tokens + gained), now
+        if bucket.tokens < share:
             self.counters["rate"] += 1
             return False
-        state.tokens -= share
+        bucket.tokens -= share
         return True
 
     def inspect(
@@ -137,8 +137,8 @@ class Guards:
         return result
 
     def forget_models(self, present: Collection[str]) -> None:
-        """Forget what is known of senders' values of partial models that have ended; present: the others."""
-        self._distances = {m: each for m, each in self._distances.items() if m in present}
+        """Forget the distances of partial models that have ended: of all that are not in `present`."""
+        self._distances = {model: d for model, d in self._distances.items() if model in present}
 
     def _check(
         self, give: Give, own: Array, weight: int, injected: int, *, comparable: bool
@@ -189,14 +189,14 @@ class Guards:
         value = (centre + step).astype(give.value.dtype)
         return replace(give, value=value)
 
-    def _sender(self, name: str, now: float) -> _Sender:
+    def _bucket(self, name: str, now: float) -> _TokenBucket:
         sender = id_of(name)
-        state = self._senders.get(sender)
-        if state is None:
-            state = self._senders[sender] = _Sender(self.settings.burst, now)
-            if len(self._senders) > MAX_SENDERS:
-                self._senders.popitem(last=False)
-        return state
+        bucket = self._buckets.get(sender)
+        if bucket is None:
+            bucket = self._buckets[sender] = _TokenBucket(self.settings.burst, now)
+            if len(self._buckets) > MAX_SENDERS:
+                self._buckets.popitem(last=False)
+        return bucket
 
 
 def _norm(value: Array) -> float:
@@ -239,7 +239,8 @@ more, it tolerates more hostile ones (fewer than half); each costs the memory of
 WAIT: Final = 30.0
 """Seconds after the first value for which a newcomer waits for other elders. Raise it if rounds take longer:
 elders send a value only after they have trained."""
-_COLUMNS: Final = 1 << 20
+_MEDIAN_BLOCK: Final = 1 << 20
+"""Coordinates of which the median is computed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +254,7 @@ class Estimate:
 @dataclass(slots=True)
 class _HeldTransfers:
     since: float
+    """When the first of them arrived."""
     gives: dict[str, Give]
     """The newest transfer of every elder, by its id."""
 
@@ -302,9 +304,7 @@ class InitialEstimate:
         held = self._held.setdefault(give.model, _HeldTransfers(now, {}))
         elder = id_of(give.sender)
         if elder in held.gives or len(held.gives) < self._max_elders:
-            held.gives[elder] = (
-                give  # those of further elders are dropped: their senders repeat them
-            )
+            held.gives[elder] = give  # further elders' are dropped: their senders repeat them
         return True
 
     def estimate(self, model: str, elders: int, now: float) -> Estimate | None:
@@ -323,7 +323,7 @@ class InitialEstimate:
         return Estimate(_median([give.value for give in gives]), gives)
 
     def drop(self, model: str) -> tuple[Give, ...]:
-        """Make no estimate of a partial model; return the transfers that were held back for it."""
+        """Give up the estimate of a partial model; return the transfers that were held back for it."""
         self._sizes.pop(model, None)
         held = self._held.pop(model, None)
         return () if held is None else tuple(held.gives.values())
@@ -332,7 +332,7 @@ class InitialEstimate:
 def _median(values: list[Array]) -> Array:
     """Return the coordinate-wise median, block by block: stacking whole models would double the memory."""
     median = np.empty_like(values[0])
-    for start in range(0, median.size, _COLUMNS):
-        block = slice(start, start + _COLUMNS)
+    for start in range(0, median.size, _MEDIAN_BLOCK):
+        block = slice(start, start + _MEDIAN_BLOCK)
         median[block] = np.median([value[block] for value in values], axis=0)
     return median

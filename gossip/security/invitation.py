@@ -12,8 +12,8 @@ begin new models while they run, whose names the owner cannot know: a *pattern* 
 models whose names begin like that.
 
 The *revocation list* names peers and invitations that are no longer valid. It is signed by the owner,
-retained by the broker, and sent from member to member (see layer). Its number rises with every change. A peer
-keeps the list with the highest number and refuses lower ones, so that nobody can forge or replay a list.
+retained by the broker, and sent from member to member (see layer.py). Its number rises with every change. A
+peer keeps the list with the highest number and refuses lower ones, so that nobody can forge or replay a list.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from .identity import (
     TrustError,
     check_label,
     from_base64,
+    id_of,
     peer_id,
     read_secret,
     to_base64,
@@ -42,6 +43,7 @@ from .identity import (
 VERSION: Final = 2
 """Version of an invitation. Version 1 did not contain the peer's label, so it admitted many names."""
 MAX_MODELS: Final = 256
+"""The most names and patterns of partial models in an invitation."""
 CLOCK_SKEW: Final = 300.0
 """Seconds by which the clocks of two devices may differ."""
 _CONTEXT: Final = "invitation"
@@ -144,7 +146,7 @@ def invite(
     models: Collection[str] | None = None,
     days: float = 365.0,
 ) -> bytes:
-    """Return an invitation for the peer with this label and public key."""
+    """Return an invitation for the peer with this label and key; TrustError if an argument is invalid."""
     return _issue(owner, swarm, "peer", (check_label(label), key), models, 1, days)
 
 
@@ -263,9 +265,11 @@ def _issue(
     days: float,
 ) -> bytes:
     if models is not None and not 0 < len(set(models)) <= MAX_MODELS:
-        raise TrustError("malformed", f"{len(set(models))} models: between 1 and {MAX_MODELS}")
+        raise TrustError(
+            "malformed", f"an invitation names 1 to {MAX_MODELS} models, not {len(set(models))}"
+        )
     if not days > 0:
-        raise TrustError("malformed", f"valid for {days:g} days: must be above 0")
+        raise TrustError("malformed", f"an invitation is valid for more than 0 days, not {days:g}")
     now, (label, key) = time.time(), label_and_key
     admitted = None if models is None else frozenset(map(check_pattern, models))
     claims = Claims(
@@ -300,12 +304,12 @@ class Revocations:
 
     def add(self, peers: Iterable[str] = (), invitations: Iterable[str] = ()) -> Revocations:
         """Return the next list, with more entries; `peers` are ids or whole names (`label@id`)."""
-        ids = self.peers | {peer.rpartition("@")[2] for peer in peers}
+        ids = self.peers | {id_of(peer) for peer in peers}
         return Revocations(self.number + 1, ids, self.invitations | set(invitations))
 
-    def names(self, peer: str, invitation: str) -> bool:
+    def includes(self, peer: str, invitation: str) -> bool:
         """Return True if a peer (by its whole name) or its invitation is on the list."""
-        return peer.rpartition("@")[2] in self.peers or invitation in self.invitations
+        return id_of(peer) in self.peers or invitation in self.invitations
 
     def sign(self, owner: Identity, swarm: str) -> bytes:
         """Return the signed list, ready to publish."""

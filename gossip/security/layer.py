@@ -119,10 +119,10 @@ class NullSecurity:
 
     def receive(self, topic: str, payload: bytes) -> list[SecurityEvent]:
         """Return every card, status and death notice as an event."""
-        where = topics.parse(topic)
-        if where.kind not in ("card", "status", "death") or (where.kind == "death" and not payload):
+        parts = topics.parse(topic)
+        if parts.kind not in ("card", "status", "death") or (parts.kind == "death" and not payload):
             return []
-        return [SecurityEvent(where.kind, where.peer, payload)]
+        return [SecurityEvent(parts.kind, parts.peer, payload)]
 
     def seal(self, receiver: str, model: str, packet: bytes) -> bytes | None:
         """Return the packet unchanged."""
@@ -233,7 +233,7 @@ class SwarmSecurity:
         self._early_statuses, self._misdated_cards = EarlyStatuses(), MisdatedCards()
 
     def _is_revoked(self) -> bool:
-        return self.register.revocations.names(self.name, self._claims.number)
+        return self.register.revocations.includes(self.name, self._claims.number)
 
     def _require_admission(self, models: Iterable[str]) -> None:
         if refused := sorted(model for model in models if not self._claims.admits(model)):
@@ -320,19 +320,21 @@ class SwarmSecurity:
     def _receive(self, topic: str, payload: bytes) -> list[SecurityEvent]:
         if topic == revocation_topic(self.swarm):
             return self._receive_revocations(payload)
-        where = topics.parse(topic)
-        if where.swarm != self.swarm:
-            raise TrustError("malformed", f"from swarm {where.swarm!r}; this is {self.swarm!r}")
-        if where.kind not in ("card", "status", "death") or not payload:
+        parts = topics.parse(topic)
+        if parts.swarm != self.swarm:
+            raise TrustError(
+                "malformed", f"of swarm {parts.swarm!r}, but this peer is in swarm {self.swarm!r}"
+            )
+        if parts.kind not in ("card", "status", "death") or not payload:
             return []  # an empty payload clears a retained topic, and anybody can publish one
-        if where.kind == "death":
-            body = read_death(payload, self.register.owner, self.swarm, where.peer)
-            return [SecurityEvent("death", where.peer, body)]
-        if where.peer == self.name:
-            return self._receive_own(where.kind, payload)
-        if where.kind == "status":
-            return self._receive_status(where.peer, payload)
-        return self._receive_card(where.peer, payload)
+        if parts.kind == "death":
+            body = read_death(payload, self.register.owner, self.swarm, parts.peer)
+            return [SecurityEvent("death", parts.peer, body)]
+        if parts.peer == self.name:
+            return self._receive_own(parts.kind, payload)
+        if parts.kind == "status":
+            return self._receive_status(parts.peer, payload)
+        return self._receive_card(parts.peer, payload)
 
     def _receive_card(self, peer: str, payload: bytes) -> list[SecurityEvent]:
         try:
@@ -393,7 +395,7 @@ class SwarmSecurity:
         self.keyring.set_list(number, payload, self._clock())
         events = self._remove(revoked, "revoked")
         if self._is_revoked():
-            events += self._remove_oneself("revoked")
+            events += self._report_own_removal("revoked")
         return [*events, SecurityEvent("reissue-status", self.name)]  # it says which list we have
 
     def _remove(self, peers: list[str], reason: str) -> list[SecurityEvent]:
@@ -403,7 +405,7 @@ class SwarmSecurity:
             self.keyring.retire(peer)
         return [SecurityEvent("removed", peer) for peer in peers]
 
-    def _remove_oneself(self, reason: str) -> list[SecurityEvent]:
+    def _report_own_removal(self, reason: str) -> list[SecurityEvent]:
         """Report, only once, that this peer itself is no longer a member."""
         if self._removal_reported:
             return []
@@ -474,7 +476,7 @@ class SwarmSecurity:
             self.keyring.send_control([peer], REPLY)
         events += self._remove(self.register.expire(now), "its invitation has expired")
         if now >= self._claims.expires:
-            events += self._remove_oneself("expired")
+            events += self._report_own_removal("expired")
         others = [] if self.keyring.has_received else self.keyring.online_members()
         step = self._reply_monitor.next_step(others, clock)
         if step == "ask":
@@ -502,7 +504,7 @@ class SwarmSecurity:
     def snapshot(self) -> dict[str, Any]:
         """Return the `memory` for the next start. It must stay as secret as the peer's values."""
         memory: dict[str, Any] = {
-            "tickets": self.register.snapshot(),
+            "tickets": self.register.ticket_holders(),
             "editions": self.register.editions(self._wall()),
             "revocations": self._signed_list,
         }
@@ -601,7 +603,7 @@ class Intake:
 
 
 def message_share(packet: Buffer) -> float:
-    """Return the fraction of a message that a chunk is: rates count messages, so that large ones are allowed.
+    """Return which fraction of its message a chunk is; rates count messages, so that large ones are allowed.
 
     At least MIN_SHARE: claiming a million chunks per message gains a member little.
     """

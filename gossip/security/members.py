@@ -82,6 +82,7 @@ class CardHead:
     """The peer's X25519 public key for masks; it belongs to the session and survives a restart."""
     session: SessionName
     since: signed.Number
+    """When the peer started, by its wall clock."""
     models: ModelNames
     """The partial models that the peer implements."""
     invitation: signed.Data
@@ -143,8 +144,8 @@ class Register:
 
     swarm, owner: the swarm's name, and the public key that its invitations are signed with.
     revocations: the newest revocation list known before a restart.
-    ticket_holders: the peers admitted on each ticket before a restart: see `snapshot`.
-    editions: the newest card of every member before a restart: see `editions`.
+    ticket_holders: the peers admitted on each ticket before a restart: see the method.
+    editions: the newest card of every member before a restart: see the method.
     max_departed: departed peers whose last edition is remembered.
     """
 
@@ -173,8 +174,8 @@ class Register:
         self._restored = {peer: Edition(*edition) for peer, edition in (editions or {}).items()}
         """The newest cards known before a restart, of peers whose card was not received since."""
 
-    def snapshot(self) -> dict[str, list[str]]:
-        """Return the ids of the holders of every ticket, for the checkpoint."""
+    def ticket_holders(self) -> dict[str, list[str]]:
+        """Return the ids of the peers admitted on every ticket, by its number, for the checkpoint."""
         # Copied first: the worker thread calls this while the event loop may add a member.
         return {number: list(ids) for number, ids in list(self._ticket_holders.items())}
 
@@ -193,7 +194,7 @@ class Register:
         dated in the future or older than the known one.
         """
         head, body = read_published(self.swarm, peer, "card", payload)
-        member = self._member(peer, head, now)
+        member = self._check_card(peer, head, now)
         known, departed = self.members.get(peer), self._departed.get(peer)
         newest = self._newest(peer)
         if newest is not None and member.edition.precedes(newest):
@@ -218,7 +219,8 @@ class Register:
         member = self.members.get(peer)
         return self._restored.get(peer) if member is None else member.edition
 
-    def _member(self, peer: str, head: dict[str, Any], now: float) -> Member:
+    def _check_card(self, peer: str, head: dict[str, Any], now: float) -> Member:
+        """Return the member that a card's head describes; TrustError if it is not admitted, or misdated."""
         card, key = signed.parse(CardHead, head, f"a card of {peer}"), head["key"]
         issued, admission = card.issued, Admission(card.invitation, card.endorsement)
         claims = check(admission, self.owner, self.swarm, peer, key, now)
@@ -243,7 +245,7 @@ class Register:
 
     def _check_allowed(self, peer: str, key: bytes, claims: Claims) -> None:
         """Raise TrustError if the peer is revoked, has a second name, or its ticket is used up."""
-        if self.revocations.names(peer, claims.number):
+        if self.revocations.includes(peer, claims.number):
             raise TrustError("revoked", f"{peer} or its invitation {claims.number} was revoked")
         known_name = self._names.get(peer_id(key), peer)
         if known_name != peer:
@@ -314,7 +316,7 @@ class Register:
                 )
             return []
         self.revocations = new
-        return self._remove_where(lambda m: new.names(m.name, m.claims.number))
+        return self._remove_where(lambda m: new.includes(m.name, m.claims.number))
 
     def expire(self, now: float) -> list[str]:
         """Remove the members whose invitations have expired, and return their names."""
@@ -350,8 +352,7 @@ class Register:
 def read_published(
     swarm: str, peer: str, kind: Literal["card", "status", "summary"], payload: bytes
 ) -> tuple[dict[str, Any], bytes]:
-    """Return head and body of a card, status or summary, if the key in its peer's name signed it; TrustError
-    if not.
+    """Return head and body of a card, status or summary; TrustError unless its peer's own key signed it.
 
     It does not check whether the peer is admitted, nor how old the statement is: `Register` does.
     """
@@ -489,6 +490,7 @@ class ReplyMonitor:
     def __init__(self, name: str) -> None:
         self._name = name
         self._since: float | None = None
+        """Since when replies are awaited; None while none is."""
         self._asked = self._warned = False
 
     def next_step(self, others: Collection[str], now: float) -> Literal["wait", "ask", "reissue"]:

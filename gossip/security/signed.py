@@ -34,7 +34,7 @@ _PREFIX = struct.Struct("<4sB3x64s")
 
 
 def sign(identity: Identity, context: str, head: dict[str, Any], body: bytes = b"") -> bytes:
-    """Return a statement signed by `identity`, valid only in this context."""
+    """Return a statement signed by `identity`, valid only in this context; TrustError if it is too long."""
     content = bytes(msgpack.packb([head, body]) or b"")
     data = _PREFIX.pack(MAGIC, VERSION, identity.sign(_signed_bytes(context, content))) + content
     if len(data) > MAX_BYTES:
@@ -80,6 +80,7 @@ def _signed_bytes(context: str, content: bytes) -> bytes:
 
 # --- heads --------------------------------------------------------------------------------------------
 
+# Types of fields. A value of another type is refused, not converted.
 Text: TypeAlias = Annotated[str, Strict()]
 Names: TypeAlias = frozenset[Text]
 Data: TypeAlias = Annotated[bytes, Strict()]
@@ -92,7 +93,7 @@ _Head = TypeVar("_Head")
 
 def head_of(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass as the head of a statement."""
-    head = {each.name: getattr(value, each.name) for each in fields(value)}
+    head = {field.name: getattr(value, field.name) for field in fields(value)}
     return {key: sorted(v) if isinstance(v, frozenset) else v for key, v in head.items()}
 
 
