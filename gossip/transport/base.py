@@ -56,7 +56,6 @@ birth message."""
 State: TypeAlias = Literal["new", "connecting", "connected", "lost", "failed", "closed"]
 StateCallback: TypeAlias = Callable[["Connection"], None]
 
-
 OUTAGES = frozenset({"refused", "hung-up", "unreachable", "silent", "unknown-host"})
 """Causes that may be over at a later start, as after a power cut of the broker and of this machine."""
 
@@ -70,7 +69,7 @@ class TransportError(GossamerError):
 
     @property
     def is_outage(self) -> bool:
-        """Whether a later start may succeed though nobody mends anything here."""
+        """Whether a later start may succeed with the same settings and files."""
         return self.cause in OUTAGES
 
 
@@ -173,7 +172,7 @@ class Transport(ABC):
         """
         qos = default_qos(topic) if qos is None else qos
         while True:
-            self._raise_if_over()
+            self._raise_unless_open()
             if self._online:
                 sent = await self._send(topic, payload, retain, qos)
                 if sent or qos == 0:
@@ -191,7 +190,7 @@ class Transport(ABC):
 
     async def subscribe(self, pattern: str) -> None:
         """Subscribe to topics that match `pattern`, now and after every reconnection."""
-        self._raise_if_over()
+        self._raise_unless_open()
         if pattern not in self._patterns:
             self._patterns.append(pattern)
             if "+" in pattern or "#" in pattern:
@@ -215,7 +214,8 @@ class Transport(ABC):
         """Iterate over arriving messages, for one consumer; raises if the transport has failed."""
         return self._inbox.messages()
 
-    def _raise_if_over(self) -> None:
+    def _raise_unless_open(self) -> None:
+        """Raise the transport's error if it has failed, and a TransportError if it is not open."""
         if self._error is not None:
             raise self._error
         if self.connection.state in ("new", "closed"):
@@ -290,6 +290,7 @@ class Inbox:
         return True
 
     def _supersede(self, topic: str) -> None:
+        """Drop the unread message on this topic, if there is one."""
         for index, old in enumerate(self._queue):
             if old.topic == topic:
                 del self._queue[index]

@@ -216,9 +216,8 @@ class BrokerConnection:
         connecting = asyncio.ensure_future(self._client.__aenter__())
         try:
             await asyncio.wait((connecting, self.lost), return_when=asyncio.FIRST_COMPLETED)
-            if (
-                self._answered
-            ):  # aiomqtt has the CONNACK and is about to return, or to raise an error
+            # If aiomqtt has the CONNACK, it is about to return, or to raise an error.
+            if self._answered:
                 await asyncio.wait((connecting,))
             if not connecting.done():  # aiomqtt would wait for its timeout
                 hint = "" if self._address.tls else "; if it uses TLS, write mqtts:// or wss://"
@@ -240,6 +239,7 @@ class BrokerConnection:
             raise
 
     def _explain(self, error: BaseException) -> TransportError:
+        """Return `explain`'s error for this connection."""
         # In TLS 1.3 a broker rejects our certificate only after the handshake, by an alert that the first
         # read raises.
         alert = None if self._socket is None else self._socket.error
@@ -328,35 +328,35 @@ class BrokerConnection:
 
     async def close(self) -> None:
         """Disconnect cleanly if still connected, else close the socket."""
-        open_end: socket.socket | None = None
+        duplicate: socket.socket | None = None  # stays open when aiomqtt closes its own
         try:
             if not self.lost.done() and self._opened:
-                if (own_end := self._paho.socket()) is not None:
+                if (paho_socket := self._paho.socket()) is not None:
                     with contextlib.suppress(OSError):
-                        open_end = socket.socket(fileno=os.dup(own_end.fileno()))
+                        duplicate = socket.socket(fileno=os.dup(paho_socket.fileno()))
                 with contextlib.suppress(aiomqtt.MqttError, TimeoutError):
                     await asyncio.wait_for(
                         self._client.__aexit__(None, None, None), _DISCONNECT_TIMEOUT
                     )
         finally:
             self.hang_up()
-            if open_end is not None:
-                with contextlib.closing(open_end):
-                    await _until_closed(open_end)
+            if duplicate is not None:
+                with contextlib.closing(duplicate):
+                    await _wait_until_closed(duplicate)
 
 
-async def _until_closed(open_end: socket.socket) -> None:
+async def _wait_until_closed(sock: socket.socket) -> None:
     """Read until the broker has closed the connection, as it does when it has read our DISCONNECT.
 
-    Were both ends of ours closed earlier, a broker that still writes to us would see an error before it reads
-    the DISCONNECT, and publish our last will after our goodbye.
+    If we closed it earlier, a broker that still writes to us would see an error before it reads the
+    DISCONNECT, and publish our last will after our goodbye.
     """
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OSError, TimeoutError):
-        open_end.setblocking(False)
-        open_end.shutdown(socket.SHUT_WR)
+        sock.setblocking(False)
+        sock.shutdown(socket.SHUT_WR)
         async with asyncio.timeout(_DISCONNECT_TIMEOUT):
-            while await loop.sock_recv(open_end, 1 << 16):
+            while await loop.sock_recv(sock, 1 << 16):
                 pass
 
 

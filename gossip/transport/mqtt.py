@@ -360,8 +360,8 @@ class MqttTransport(Transport):
                 return
         self._inbox.offer(Received(topic, payload, retain))
 
-    def _raise_if_over(self) -> None:
-        super()._raise_if_over()
+    def _raise_unless_open(self) -> None:
+        super()._raise_unless_open()
         if self._closing:
             raise TransportError("closed", "this transport is not open")
 

@@ -361,7 +361,7 @@ class SimTransport(Transport):
             raise TransportError("too-large", f"{len(payload)} bytes to {topic} in one publish")
         qos = default_qos(topic) if qos is None else qos
         while not self.inert:
-            self._raise_if_over()
+            self._raise_unless_open()
             if self.wire is not None:
                 if await self._send(topic, payload, retain, qos):
                     return True
@@ -518,8 +518,8 @@ class SimTransport(Transport):
             for wait in waits:
                 wait.cancel()
 
-    def _raise_if_over(self) -> None:
-        super()._raise_if_over()
+    def _raise_unless_open(self) -> None:
+        super()._raise_unless_open()
         if self._closing.is_set():
             raise TransportError("closed", "this transport is not open")
 
