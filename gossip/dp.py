@@ -59,8 +59,7 @@ class Releases:
 
     releases: the number of releases in former sessions (`count`), which count towards epsilon too.
     seed: only for tests; by default the generator is seeded by the operating system, because predictable
-    noise
-        protects nothing.
+        noise protects nothing.
 
     `counters` has "released" and "clipped"; `norms` holds the norms of the last 100 updates before clipping.
     """
@@ -81,7 +80,8 @@ class Releases:
         """Return the value to use instead of `after`, when training changed the model from `before` to it.
 
         Every call is one release: call it once per model and round, and write the result back to the model,
-        so that no update without noise is ever pushed.
+        so that no update without noise is ever pushed. Raise PrivacyError, and release nothing, if the limit
+        would be exceeded or the update is not finite.
         """
         if before.shape != after.shape:
             raise PrivacyError(

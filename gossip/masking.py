@@ -54,7 +54,7 @@ def mask(secret: bytes, model: str, round: int, length: int, scale: float) -> Ar
 
     if len(secret) != 32:
         raise ValueError(f"private averaging: a secret of {len(secret)} bytes, not 32")
-    # Each use has its own key, derived with keyed BLAKE2.
+    # Each use has its own key, derived with keyed BLAKE2. The "0" must stay, or masks change.
     label = "\0".join(("gossamer mask v1", model, str(round), "0")).encode()
     key = hashlib.blake2b(label, key=secret, digest_size=32).digest()
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(4 * length))
@@ -87,7 +87,8 @@ class PrivateRound:
     def enter(self, mass: Mass) -> Mass:
         """Return the mass to gossip, with the same weight and a masked value.
 
-        Raise ValueError with fewer than two neighbours: a single one could subtract its mask.
+        Raise ValueError with fewer than two neighbours (a single one could subtract its mask), for mass
+        without weight or with values that are not finite, and if the round has begun already.
         """
         if self._has_begun:
             raise ValueError(f"private round {self.round} of {self.model!r} has begun already")
@@ -107,7 +108,7 @@ class PrivateRound:
         return _add_to_sum(mass, self._total(self.secrets, mass.value.size))
 
     def cancel(self, neighbour: str, mass: Mass) -> Mass:
-        """Return the mass that is held now without the mask shared with a neighbour.
+        """Return the given mass without the mask shared with a neighbour.
 
         Exact if the neighbour vanished before it sent any of its masked mass: then its mask is in no other
         peer's mass. If it sent some, a part of its mask stays in the average.
@@ -158,7 +159,7 @@ def leave_round(gossiper: Gossiper, rounds: Mapping[str, PrivateRound], neighbou
 
 
 def _add_to_sum(mass: Mass, change: Array) -> Mass:
-    """Return mass whose *sum* is larger by ONE · `change`; mass stores the value, sum / weight."""
+    """Return mass whose sum vector (weight · value) is larger by ONE · `change`; the weight stays."""
     if mass.weight == 0:
         raise ValueError("private averaging: a mask cannot be removed from mass without weight")
     with np.errstate(over="ignore"):

@@ -71,11 +71,11 @@ class FaultPlan:
             raise ValueError(f"fault plan: delay {self.delay} is not (least, most)")
 
     def outcome(
-        self, rng: np.random.Generator, counters: Counter[str], tick: float
+        self, rng: np.random.Generator, counters: Counter[str], reorder_delay: float
     ) -> list[tuple[float, bool]]:
         """Draw the fate of one message: (delay, whether it is reordered) of each copy that is delivered.
 
-        tick: a reordered message is delayed by at least this time more than the others.
+        reorder_delay: the least time by which a reordered message is delayed further.
         """
         if rng.random() < self.loss:
             counters["lost"] += 1
@@ -90,7 +90,7 @@ class FaultPlan:
             delay, reordered = rng.uniform(least, most), bool(rng.random() < self.reorder)
             if reordered:
                 counters["reordered"] += 1
-                delay += max(most, tick) * (1 + rng.random())
+                delay += max(most, reorder_delay) * (1 + rng.random())
             deliveries.append((delay, reordered))
         return deliveries
 

@@ -55,19 +55,19 @@ def validation_error(text: str) -> PydanticCustomError:
 
 
 def alternatives(text: str) -> WrapValidator:
-    """Replace the errors of a union type by one with this text: pydantic reports one per alternative."""
+    """Return a validator that replaces the errors of a union type, one per alternative, by this text."""
 
     def validate(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
         try:
             return check(value)
-        except ValidationError:
+        except ValidationError:  # not a `validation_error`: ", not VALUE" is added to this text
             raise PydanticCustomError("alternatives", "{text}", {"text": text}) from None
 
     return WrapValidator(validate)
 
 
 def checked(check: Callable[[Any], object]) -> AfterValidator:
-    """Check a value, unless it is None, with a function; the text of its ValueError becomes the error."""
+    """Return a validator that calls `check`, except for None; the text of its ValueError is the error."""
 
     def validate(value: Any) -> Any:
         try:
@@ -81,7 +81,7 @@ def checked(check: Callable[[Any], object]) -> AfterValidator:
 
 
 def table_of(dataclass: type) -> BeforeValidator:
-    """Convert a table to a dataclass; an error in it is one line that names the key."""
+    """Return a validator that converts a table to a dataclass; an error is one line that names the key."""
 
     def convert(value: Any) -> Any:
         if not isinstance(value, dict):
