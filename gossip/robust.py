@@ -176,7 +176,7 @@ class SteadyMode(Mode):
         """In the first rounds, by partial model: the own value before training, moved only by gossip."""
         self._training_move: dict[str, float] = {}
         """In the first rounds, by partial model: how far the last training moved the own value."""
-        self._own_scores: dict[str, float] = {}
+        self._own_losses: dict[str, float] = {}
         """The own loss, by partial model: measured only once a round, which halves the work of scoring."""
 
     # --- sending --------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class SteadyMode(Mode):
 
     def _end_round(self, gossiper: Gossiper, model: str) -> None:
         self._rounds[model] += 1
-        self._own_scores.pop(model, None)
+        self._own_losses.pop(model, None)
         neighbours = gossiper.neighbours(model)
         if neighbours:
             growth = RATE * min(self.fanout, len(neighbours)) / len(neighbours)
@@ -336,17 +336,19 @@ class SteadyMode(Mode):
         return distance, excess, step
 
     def _excess(self, model: str, value: Array) -> float:
+        """Return the excess loss of a value, infinite if it is NaN; 0 if this peer cannot measure any."""
         if self.score is None:
             return 0.0
-        if model not in self._own_scores:
-            self._own_scores[model] = self.score(model, None)
-        own = self._own_scores[model]
-        if not math.isfinite(own):
+        if model not in self._own_losses:
+            self._own_losses[model] = self.score(model, None)
+        own_loss = self._own_losses[model]
+        if not math.isfinite(own_loss):
             return 0.0  # a peer without samples, or one that has diverged, cannot judge
-        excess = self.score(model, value) - own
+        excess = self.score(model, value) - own_loss
         return math.inf if math.isnan(excess) else max(0.0, excess)
 
     def _early_move(self, model: str) -> float | None:
+        """Return the `early_move` for `limits`."""
         if self._rounds[model] > EARLY_ROUNDS:
             return None
         return self._training_move.get(model, 0.0)
@@ -379,7 +381,7 @@ class SteadyMode(Mode):
     def update_models(self, models: Collection[str]) -> None:
         """Forget partial models that have ended."""
         for table in (
-            self._records, self._collected, self._value_before_training, self._training_move, self._own_scores
+            self._records, self._collected, self._value_before_training, self._training_move, self._own_losses
         ):  # fmt: skip
             for model in table.keys() - set(models):
                 del table[model]

@@ -562,7 +562,7 @@ def _check_matrices(received: Any, length: int) -> list[tuple[int, int]]:
 
 # --- pipelines of compressors --------------------------------------------------------------------
 
-_USAGES: Final = ", ".join(each.usage for each in _COMPRESSORS.values() if each.usage)
+_USAGES: Final = ", ".join(kind.usage for kind in _COMPRESSORS.values() if kind.usage)
 """How users write the compressors that they can choose, for errors."""
 
 
@@ -580,7 +580,7 @@ class Pipeline:
     @property
     def unbiased(self) -> bool:
         """Whether the expected value of the decompressed vector is the original."""
-        return all(each.unbiased for each in (*self.reducers, self.quantizer))
+        return all(stage.unbiased for stage in (*self.reducers, self.quantizer))
 
     @property
     def dense(self) -> Pipeline:

@@ -540,6 +540,7 @@ class Keyring:
             self._start_sending_list(channel, now)
 
     def _start_sending_list(self, channel: Channel, now: float) -> None:
+        """Plan the first sending of our revocation list to a peer, unless it is planned already."""
         if channel.list_due == inf:
             channel.list_due, channel.list_wait = now + FIRST_REPEAT, 2 * FIRST_REPEAT
 

@@ -79,7 +79,7 @@ class Claims:
     def _admits(self, name: str) -> bool:
         assert self.models is not None
         return name in self.models or any(
-            name.startswith(each[:-1]) for each in self.models if is_pattern(each)
+            name.startswith(model[:-1]) for model in self.models if is_pattern(model)
         )
 
 

@@ -208,7 +208,7 @@ class Transport(ABC):
 
     def wants(self, topic: str) -> bool:
         """Return whether one of our subscriptions covers the topic."""
-        return topic in self._patterns or any(matches(each, topic) for each in self._wildcards)
+        return topic in self._patterns or any(matches(p, topic) for p in self._wildcards)
 
     def messages(self) -> AsyncIterator[Received]:
         """Iterate over arriving messages, for one consumer; raises if the transport has failed."""
