@@ -179,7 +179,7 @@ class LiveSharing:
         if plan is None:
             return frozenset()
         models = self._learner.network.averaged_models
-        return plan.assignment.among_all_members(models)
+        return plan.assignment.models_of_formed_groups(models)
 
     def server_of(self, model: str) -> str:
         """Return the peer that averages a partial model in server mode: the first of those that have it."""
@@ -328,7 +328,7 @@ class LiveSharing:
             self._name
         ) == assignment.groups_of(self._preferred):
             if self._groups is not None and self._group_means is not None:
-                values = self._values_like(self._preferred, self._values())
+                values = self._values_in_groups_of(self._preferred, self._values())
                 if values is not None:
                     self._learner.network.flat.copy_(torch.from_numpy(values))
             if self._preferred != self._name:
@@ -367,13 +367,13 @@ class LiveSharing:
     def _values(self) -> np.ndarray:
         return self._learner.network.flat.cpu().numpy().copy()
 
-    def _values_like(self, example: str, values: np.ndarray) -> np.ndarray | None:
+    def _values_in_groups_of(self, example: str, values: np.ndarray) -> np.ndarray | None:
         """Return values with the means of a peer's groups put in their places; None while one is unknown."""
         assert self._groups is not None
         assert self._group_means is not None
         if example == self._name:
             return values
-        return self._groups.values_like(example, self._group_means.value, values)
+        return self._groups.values_in_groups_of(example, self._group_means.value, values)
 
     def _try_groups(self) -> None:
         """As a newcomer: try the values of all groups on held-out samples, and note which are best.
@@ -387,7 +387,7 @@ class LiveSharing:
         tried = {
             example: self._member.held_out_losses(values)
             for example in self._groups.examples_for(self._name)
-            if (values := self._values_like(example, self._values_when_sent)) is not None
+            if (values := self._values_in_groups_of(example, self._values_when_sent)) is not None
         }
         if not tried:
             return

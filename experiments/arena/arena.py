@@ -267,7 +267,7 @@ class Arena:
         """Stack the learners anew, and let the peers of groups average as if all were neighbours."""
         if self.sharing is not None and isinstance(self._mixing, Gossip):
             models = networks_by_model([learner.network for learner in self._learners])
-            groups = self.sharing.assignment.among_all_members(models)
+            groups = self.sharing.assignment.models_of_formed_groups(models)
             self._mixing = replace(self._mixing, complete=groups)
         self._form_groups(group_learners(self._learners), self._averager.step)
 

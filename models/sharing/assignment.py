@@ -113,9 +113,10 @@ class Assignment:
                     index = anatomy.find(part)
                     if not all(0 <= cell < anatomy.parts[index].cells for cell in cells):
                         raise ModelError(
-                            f"peer {peer}: part {part!r} has not all cells of model {model!r}"
+                            f"peer {peer}: model {model!r} lists cells that part {part!r} does not have"
                         )
                     model_of[row, anatomy.first_cells[index] + np.array(cells, int)] = number
+        # Cells with equal columns are in the same model on every peer, so they have the same scheme.
         columns, column_of = np.unique(model_of, axis=1, return_inverse=True)
         labels = [renumbered(column) for column in columns.T.tolist()]
         schemes = tuple(dict.fromkeys([*shared.schemes, *labels]))
@@ -128,7 +129,7 @@ class Assignment:
         return replace(shared, schemes=schemes, scheme_of=scheme_of, given=len(schemes))
 
     def check_averages(self, peer: str, averaged: np.ndarray) -> None:
-        """Raise ModelError if a peer would average values that its own partial models keep to the peer.
+        """Raise ModelError if a peer would average values that its own partial models keep private.
 
         averaged: for every coordinate, whether one of the peer's partial models averages it.
         """
@@ -169,7 +170,7 @@ class Assignment:
     def named(self) -> Assignment:
         """Return the assignment with its digest as suffix, or no suffix if all peers share everything.
 
-        Beside partial models given by hand there always is one: these may be called `global`, too.
+        With partial models given by hand there always is one, because one of these may be called `global`.
         """
         without_suffix = replace(self, suffix="")
         has_suffix = self.given or self.scheme_of.any()
@@ -206,7 +207,7 @@ class Assignment:
         index = self.peers.index(peer)
         return tuple(self.schemes[scheme][index] for scheme in self.groupings)
 
-    def among_all_members(self, models: Iterable[str]) -> frozenset[str]:
+    def models_of_formed_groups(self, models: Iterable[str]) -> frozenset[str]:
         """Return those of `models` that belong to groups which were decided while the swarm trained.
 
         The graph of the swarm was not made for these groups: it may leave the members of one unconnected. So
@@ -234,7 +235,10 @@ class Assignment:
         return replace(self, peers=peers, schemes=schemes)
 
     def joined(self, peer: str, example: str, schemes: Iterable[int] | None = None) -> Assignment:
-        """Return the assignment with a peer in the groups that another one is in; schemes: only of these."""
+        """Return the assignment in which a peer is in the groups of another one, `example`.
+
+        schemes: the schemes in which it joins the groups of `example`; by default all.
+        """
         index, example_index = self.peers.index(peer), self.peers.index(example)
         chosen = range(OWN + 1, len(self.schemes)) if schemes is None else schemes
         all_labels = [list(labels) for labels in self.schemes]
@@ -313,11 +317,13 @@ class Assignment:
         coordinates: dict[int, list[Coordinates]] = {}
         for parameter in self.anatomy.parameters:
             keys = [key_of_cell[cells] for cells in _cells_of(parameter)]
-            if not any((each >= chosen_flag).any() for each in keys):
+            if not any((axis_keys >= chosen_flag).any() for axis_keys in keys):
                 continue
             span = self.anatomy.spans[parameter.name]
-            if all((each == each[0]).all() for each in keys):  # as where a whole part is chosen
-                joined = int(np.bitwise_or.reduce([each[0] for each in keys]))
+            if all(
+                (axis_keys == axis_keys[0]).all() for axis_keys in keys
+            ):  # a whole part is chosen
+                joined = int(np.bitwise_or.reduce([axis_keys[0] for axis_keys in keys]))
                 coordinates.setdefault(joined, []).append(span)
                 continue
             key_of_coordinate = _bits_of_coordinates(key_of_cell, parameter)
@@ -412,7 +418,9 @@ class Assignment:
             if not is_valid:
                 raise ValueError
         except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError):
-            raise ModelError("an assignment does not describe the cells of this network") from None
+            raise ModelError(
+                "an assignment's record is invalid, or not for the cells of this network"
+            ) from None
         return cls(anatomy, peers, schemes, scheme_of, str(record.get("suffix", "")), given)
 
 
@@ -439,8 +447,8 @@ class GroupValues:
                 continue
             labels, columns = assignment.peer_groups(code), np.flatnonzero(assignment.codes == code)
             for group in dict.fromkeys(labels[number] for number in has_groups):
-                members = frozenset(number for number in has_groups if labels[number] == group)
-                self._groups.append((members, columns))
+                peer_numbers = frozenset(n for n in has_groups if labels[n] == group)
+                self._groups.append((peer_numbers, columns))
         # Where the values of each group begin, and where those of the last one end.
         sizes = (len(columns) for _, columns in self._groups)
         self._starts = np.cumsum([len(self._groups), *sizes])
@@ -469,19 +477,21 @@ class GroupValues:
         def groups_by_hand(name: str) -> list[int]:
             return [labels[index(name)] for labels in schemes[OWN + 1 :]]
 
-        own = groups_by_hand(peer)
-        return [example for example in self._examples if groups_by_hand(example) == own] or [peer]
+        groups_of_peer = groups_by_hand(peer)
+        return [
+            example for example in self._examples if groups_by_hand(example) == groups_of_peer
+        ] or [peer]
 
     def pack(self, peer: str, values: np.ndarray) -> np.ndarray:
         """Return a peer's contribution; values: its flat parameter vector."""
         vector, index = np.zeros(self.size, np.float32), self._assignment.peers.index(peer)
-        for number, (members, columns) in enumerate(self._groups):
-            if index in members:
+        for number, (peer_numbers, columns) in enumerate(self._groups):
+            if index in peer_numbers:
                 vector[number] = 1.0
                 vector[self._starts[number] : self._starts[number + 1]] = values[columns]
         return vector
 
-    def values_like(
+    def values_in_groups_of(
         self, example: str, vector: np.ndarray, values: np.ndarray
     ) -> np.ndarray | None:
         """Return a copy of `values` with the means of the groups that the peer `example` is in.
@@ -491,8 +501,8 @@ class GroupValues:
         vector: the mean over peers of their contributions.
         """
         values, index = values.copy(), self._assignment.peers.index(example)
-        for number, (members, columns) in enumerate(self._groups):
-            if index in members:
+        for number, (peer_numbers, columns) in enumerate(self._groups):
+            if index in peer_numbers:
                 if not vector[number] > 0:
                     return None
                 total = vector[self._starts[number] : self._starts[number + 1]]
@@ -526,16 +536,16 @@ def models_of_cells(anatomy: Anatomy, given: Given, cells: np.ndarray) -> dict[s
 
     cells: numbered through the whole network.
     """
-    result: dict[str, list[int]] = {}
+    cells_of_model: dict[str, list[int]] = {}
     for model, cells_by_part in given.items():
         numbers = [
-            anatomy.first_cells[anatomy.find(part)] + np.array(own, int)
-            for part, own in cells_by_part.items()
+            anatomy.first_cells[anatomy.find(part)] + np.array(cells_of_part, int)
+            for part, cells_of_part in cells_by_part.items()
         ]
         among = np.intersect1d(np.concatenate([np.zeros(0, int), *numbers]), cells)
         if len(among):
-            result[model] = among.tolist()
-    return result
+            cells_of_model[model] = among.tolist()
+    return cells_of_model
 
 
 def averaged_by_hand(slicing: Slicing) -> np.ndarray:
@@ -553,7 +563,7 @@ def renumbered(labels: Iterable[object]) -> Labels:
 
 
 def members(labels: Labels) -> list[Group]:
-    """Return, for every group, the numbers of its peers."""
+    """Return the groups, each as the numbers of its peers."""
     groups: list[list[int]] = [[] for _ in range(max(labels) + 1)]
     for peer, group in enumerate(labels):
         groups[group].append(peer)

@@ -86,8 +86,8 @@ def check_record(record: object) -> None:
 
 
 MAX_VALUES = 256
-"""A limit on the work that a received plan may cause: to compare its candidates, groups of peers average
-values, each group its own; these may be at most this many times as many as the network has parameters."""
+"""A limit on the work that a received plan may cause: how many values the groups of all its candidates may
+average for trials, as a multiple of the network's number of parameters."""
 
 
 MIN_PEERS = 4
@@ -135,7 +135,7 @@ class AutoOptions:
     seem to gain a little. For sharing cells again, `min_gain` still counts; for small changes
     (`Candidate.is_small`) it does if no other change gains enough."""
     max_without_hint: int = 2
-    """After so many comparisons without even a hint of a gain, no more samples are held out."""
+    """After so many comparisons without a hint of a gain (`hint_share`), no more samples are held out."""
     hint_share: float = 0.5
     """A gain is a hint if it exceeds this share of the standard errors that a change needs."""
     patience: int = 6
@@ -357,10 +357,10 @@ class Planner:
     def next_if_measured(
         self, plan: Plan, statistics: Statistics, round_number: int, online: int, is_slow: bool
     ) -> Plan | None:
-        """Return the plan that follows after a round; None while measurements are waited for.
+        """Return the plan that follows after a round; None while measurements of peers are missing.
 
-        Those of MIN_PEERS peers are needed. Where values spread slowly (`Plan.spread`), those of all peers of
-        the plan that are online are needed, until the plan has lasted twice as long as usual.
+        The measurements of MIN_PEERS peers are needed; if values spread slowly (`Plan.spread`), those of all
+        peers of the plan that are online, until the plan has lasted twice as long as usual.
 
         online: how many peers of the plan are online. is_slow: whether values turned out not to reach all
         peers in one averaging.
@@ -513,9 +513,7 @@ class Planner:
         is_large, is_certain = gains > min_gains, gains > needed_errors * errors
         certain = np.flatnonzero(is_large & is_certain).tolist()
         chosen = self._choose(certain, candidates, gains, relative)
-        if (
-            chosen is None and memory.steps
-        ):  # a small change may have a small gain: see `min_later_gain`
+        if chosen is None and memory.steps:  # small changes may gain less: see `min_later_gain`
             certain = np.flatnonzero(is_certain & (gains > options.min_gain)).tolist()
             small = [index for index in certain if candidates[index].is_small]
             chosen = max(small, key=lambda index: float(gains[index]), default=None)

@@ -60,31 +60,29 @@ class SharingMember:
         self._name = learner.network.peer if name is None else name
         self.is_slow = False
         """Whether the present plan's first averaging did not take the values of all peers to this one."""
-        self._number = self._number_in(plan)
+        self._peer_number = self._peer_number_in(plan)
         anatomy = plan.assignment.anatomy
         self._coordinates = {part: coordinates_into(anatomy, part) for part in anatomy.names}
-        self._outputs = outputs_of(anatomy)
+        self._output_part = outputs_of(anatomy)
         self._cell_of = cell_of_coordinates(anatomy, 0)
         self._layer_of = _layer_of_coordinates(learner.network.module, anatomy)
         self._norm_copy = _NormCopy(learner, anatomy)
         self._movement = _Movement.none(anatomy.size, int(anatomy.first_cells[-1]))
         self._samples = self._not_held_out = learner.samples
-        # Whether the learner's samples are without the held-out ones; None if they are to be replaced.
-        self._leaves_out: bool | None = False
-        # The network's values: after the last training, and those in this peer's contribution.
+        # Whether the learner's samples exclude the held-out ones; None if it must get new ones in any case.
+        self._excludes_held_out: bool | None = False
+        # The network's values in this peer's contribution, and after the last training.
         self._contributed = self._trained = np.zeros(0, np.float32)
-        self._before_release: np.ndarray | None = None
+        self.values_before_release: np.ndarray | None = None
+        """The values before this peer began to train on its held-out samples too; None if it never did. Later
+        values of its own fit these samples better than values that other peers have trained."""
         self._statistics: np.ndarray | None = None
         self._apply_assignment()
         self._start_measuring()
         self._reset_movement()
-        if self._holds_out(plan):
-            self._hold_out()
+        if self._measures_under(plan):
+            self._set_held_out()
         self._choose_samples()
-
-    @property
-    def _spread(self) -> int:
-        return self.plan.spread
 
     def before_training(self) -> None:
         """Remember the values that training begins with, if one averaging does not take values to all peers.
@@ -92,81 +90,83 @@ class SharingMember:
         How peers differ is then measured by how far training moves the values. How far averaging moves them
         would depend on which neighbours a peer has.
         """
-        if self._spread and self.plan.deciding:
-            self._start = self._read_values()
+        if self.plan.spread and self.plan.deciding:
+            self._values_before_training = self._read_values()
 
     def before_averaging(self, training: Metrics, added: np.ndarray | None = None) -> np.ndarray:
         """Keep the values after training; return this peer's contribution to the swarm's statistics.
 
-        added: the contribution that is part of the statistics by now; None for none.
+        added: what this peer has contributed to the statistics so far; None for nothing.
         """
         if self.plan.deciding:
             self._trained = self._read_values()
             self._norm_copy.train(self._trained)
-            if len(self._start):
-                moved = self._trained - self._start
+            if len(self._values_before_training):
+                moved = self._trained - self._values_before_training
                 self._moved_by_training = 0.7 * self._moved_by_training + moved
-            if not self._spread or not len(self._contributed):
+            if not self.plan.spread or not len(self._contributed):
                 self._contribute_trained()
         movement = self._movement
         vector = self.plan.layout.pack(
-            self._number, training.mean_loss, movement.products, movement.squares,
+            self._peer_number, training.mean_loss, movement.products, movement.squares,
             self._losses, self._sketch,
             {"values": self._contributed, "copies": self._contributed_copies},
         )  # fmt: skip
-        return self._only_once(vector, added) if self._spread else vector
+        return self._contribute_once(vector, added) if self.plan.spread else vector
 
-    def _only_once(self, vector: np.ndarray, added: np.ndarray | None) -> np.ndarray:
-        """Return what to contribute where values spread slowly: each number once.
+    def _contribute_once(self, vector: np.ndarray, added: np.ndarray | None) -> np.ndarray:
+        """Return the contribution if values spread slowly: each number is contributed once, never changed.
 
-        Losses are added when they are measured, all others at the beginning. Values are read relative to a 1
-        that was added with them. A change of theirs would still be here when most of that 1 is elsewhere.
+        Losses are contributed when they have been measured, all others at the beginning. When a mean is read,
+        it is divided by an entry to which peers contributed 1 together with it. That entry would have spread
+        farther than a later change.
         """
         measured = self.plan.layout.measured
         if added is None:
             vector[measured] = 0.0
             return vector
-        result = added.copy()
+        contribution = added.copy()
         if self.has_measured and not added[measured].any():
-            result[measured] = vector[measured]
-        return result
+            contribution[measured] = vector[measured]
+        return contribution
 
     def after_averaging(self, statistics: np.ndarray, *, complete: bool = True) -> bool:
         """Measure how averaging changed the values, and held-out losses; do nothing unless the swarm decides.
 
         Returns True if the next round is trained on other samples.
 
-        statistics: the mean over peers of their contributions, as this peer knows it. complete: whether it
-        has those of all peers; if not, they are waited for, but not for longer than twice `spread` rounds.
+        statistics: the mean over peers of their contributions, as this peer knows it. complete: whether the
+        contributions of all peers are in it; if not, this peer waits for them before it measures losses, but
+        not for longer than twice `spread` rounds.
         """
-        if not self.plan.deciding or self._number is None or not len(self._contributed):
+        if not self.plan.deciding or self._peer_number is None or not len(self._contributed):
             return False
         after = self._read_values()
         difference = self._trained - after
         # A neighbour of a hub receives values only in some rounds.
-        has_received = not self._spread or bool(difference.any())
+        has_received = not self.plan.spread or bool(difference.any())
         if not has_received and not self._rounds:
             return False  # no values of other peers have arrived: they may not follow the plan yet
         if has_received:
             self._movement.add(difference, self._cell_of)
-        self._norm_copy.put(after)
+        self._norm_copy.measure_distance(after)
         self._rounds += 1
         if self._rounds == 1:
-            self._averaged, self.is_slow = after, not complete
-        has_arrived = not self._spread or complete or self._rounds > 2 * self._spread
-        if self.plan.candidates and not self._has_losses and has_arrived:
-            self._losses = np.array(self._measure(self._averaged, statistics))
+            self._first_averaged, self.is_slow = after, not complete
+        must_wait = not complete and self._rounds <= 2 * self.plan.spread
+        if self.plan.candidates and not self._has_losses and not must_wait:
+            self._losses = np.array(self._measure(self._first_averaged, statistics))
             self._has_losses = True
         self._statistics = statistics
         if self._output_copy is not None:
             self._output_copy.train(self._not_held_out)
-        total, since = self._movement.total, after
-        if self._spread:  # the planner subtracts the mean over peers
-            total, since = self._moved_by_training, self._copied
-        copy_difference = self._with_copies(since) - since
+        total, reference = self._movement.total, after
+        if self.plan.spread:  # the planner subtracts the mean over peers
+            total, reference = self._moved_by_training, self._values_when_copied
+        copy_difference = self._with_copies(reference) - reference
         moved: dict[str, np.ndarray] = {}
         for part, coordinates in self._coordinates.items():
-            is_copied = part == self._outputs and self._output_copy is not None
+            is_copied = part == self._output_part and self._output_copy is not None
             is_copied = is_copied or part == NORM_STATISTICS
             moved[part] = (copy_difference if is_copied else total)[coordinates]
         self._sketch = sketch(self.plan.assignment.anatomy, moved)
@@ -175,7 +175,7 @@ class SharingMember:
     def follow(self, plan: Plan) -> bool:
         """Follow another plan; return True if slices or samples have changed."""
         old_plan, self.plan = self.plan, plan
-        self._number = self._number_in(plan)
+        self._peer_number = self._peer_number_in(plan)
         old_slices, _ = old_plan.assignment.slices(self._name)
         is_resliced = plan.assignment.slices(self._name)[0] != old_slices
         if is_resliced:
@@ -183,8 +183,8 @@ class SharingMember:
                 self._start_with_chosen(old_plan, plan.chosen)
             self._apply_assignment()
             self._reset_movement()
-        if self._holds_out(plan) and not self._holds_out(old_plan):
-            self._hold_out()
+        if self._measures_under(plan) and not self._measures_under(old_plan):
+            self._set_held_out()
         if plan.round != old_plan.round or plan.layout.name != old_plan.layout.name:
             self._start_measuring()
         return self._choose_samples() or is_resliced
@@ -199,11 +199,11 @@ class SharingMember:
         statistics = self._statistics
         if statistics is None or not len(self._contributed):
             return
-        if self._spread:  # the means in the statistics are old: use this peer's newer values
+        if self.plan.spread:  # the means in the statistics are old: use this peer's newer values
             self._contribute_trained()
             statistics = None
         self._set_trial(plan, 1 + chosen, statistics)  # the first trial is not a candidate's
-        self._norm_copy.put(self._read_values())
+        self._norm_copy.measure_distance(self._read_values())
 
     def _contribute_trained(self) -> None:
         """Contribute the values after the last training, and the copies as they are now."""
@@ -212,18 +212,10 @@ class SharingMember:
 
     def replace_samples(self, samples: tuple[Tensor, Tensor]) -> None:
         """Give the peer other training samples."""
-        self._samples, self._leaves_out = samples, None
-        if self._holds_out(self.plan):
-            self._hold_out()
+        self._samples, self._excludes_held_out = samples, None
+        if self._measures_under(self.plan):
+            self._set_held_out()
         self._choose_samples()
-
-    @property
-    def values_before_release(self) -> np.ndarray | None:
-        """The values before training on held-out samples began (their release); None if it never did.
-
-        Later ones fit the held-out samples better than values that other peers have trained.
-        """
-        return self._before_release
 
     @torch.no_grad()
     def held_out_losses(self, values: np.ndarray) -> np.ndarray:
@@ -234,22 +226,22 @@ class SharingMember:
         self._set_values(slice(None), present)
         return self.learner.losses(outputs, labels).cpu().numpy()
 
-    def _holds_out(self, plan: Plan) -> bool:
-        """Return whether this peer measures under a plan: while the swarm decides, or it is new."""
+    def _measures_under(self, plan: Plan) -> bool:
+        """Return whether this peer holds samples out and measures: if the plan is deciding, or it is new."""
         return plan.deciding or self._is_new(plan)
 
     def _is_new(self, plan: Plan) -> bool:
         """Return whether this peer is not in a plan, or still looks for its groups."""
-        return self._number_in(plan) is None or self._name in plan.newcomers
+        return self._peer_number_in(plan) is None or self._name in plan.newcomers
 
     @property
     def has_measured(self) -> bool:
         """Whether this peer has measured what the plan needs: losses, or how training moves values."""
         if not self.plan.deciding:
             return True
-        return self._has_losses if self.plan.candidates else self._rounds >= self._spread
+        return self._has_losses if self.plan.candidates else self._rounds >= self.plan.spread
 
-    def _number_in(self, plan: Plan) -> int | None:
+    def _peer_number_in(self, plan: Plan) -> int | None:
         """Return the peer's number in a plan; None if the plan was made before it joined."""
         peers = plan.assignment.peers
         return peers.index(self._name) if self._name in peers else None
@@ -261,9 +253,9 @@ class SharingMember:
         layout = self.plan.layout
         self._losses, self._has_losses = np.zeros(layout.losses), False
         self._rounds = 0
-        if self._spread:
+        if self.plan.spread:
             self._contributed = np.zeros(0, np.float32)
-        self._contributed_copies = self._averaged = self._contributed
+        self._contributed_copies = self._first_averaged = self._contributed
         self._first_layers = [self._first_layer(trial) for trial in range(len(layout.trials))]
 
     def _first_layer(self, trial: int) -> int:
@@ -273,8 +265,8 @@ class SharingMember:
         layers = (int(self._layer_of[columns].min()) for columns in columns_of_groups)
         return min(layers, default=0)
 
-    def _hold_out(self) -> None:
-        """Choose the training samples that are held out, and measure from the beginning."""
+    def _set_held_out(self) -> None:
+        """Choose the training samples that are held out, and forget what was measured before."""
         inputs, labels = self._samples
         count = min(int(self._options.held_out * len(labels)), self._options.max_held_out)
         generator = seeded_rng(self._seed, "held-out", self.learner.network.peer)
@@ -282,27 +274,29 @@ class SharingMember:
         held_out, others = order[:count], order[count:]
         self._held_out = inputs[held_out], labels[held_out]
         self._not_held_out = inputs[others], labels[others]
-        self._norm_copy.forget()
+        self._norm_copy.reset()
         self._reset_movement()
 
     def _reset_movement(self) -> None:
         """Forget how training moved the values, and make a new copy of the output layer."""
         self._movement.forget()
-        self._start, self._copied = np.zeros(0, np.float32), self._read_values()
-        self._moved_by_training = np.zeros_like(self._copied)
+        self._values_before_training = np.zeros(0, np.float32)
+        self._values_when_copied = self._read_values()
+        self._moved_by_training = np.zeros_like(self._values_when_copied)
         self._sketch = np.zeros((len(self._coordinates), SKETCH_SIZE))
         self._output_copy = _OutputCopy.of(self.learner)
 
     def _choose_samples(self) -> bool:
         """Choose the samples of the next round; return True if they change, and so a new epoch begins.
 
-        While all peers share all cells, only the round in which candidates get their values, the first of a
-        plan, is trained without the held-out samples: what earlier rounds have learned from them is in the
-        average and in the candidates alike. A peer's own cells would remember them, and sharing these cells
-        again would seem to lose; norms have too few values for that. The values of a newcomer are compared
-        with those of groups.
+        Held-out samples are not trained on in the first round of a plan, in which its candidates get their
+        values. In other rounds they are, while all peers share all cells: what these rounds learn from them
+        is in the average and in the candidates alike. Once some cells are not shared, they are excluded as
+        long as the swarm decides: a peer's own cells would remember them, and sharing these cells again would
+        seem to raise the loss (norms have too few values for that). A newcomer excludes them too, because it
+        compares its own values with those of groups.
         """
-        plan, left_out = self.plan, self._leaves_out
+        plan, excluded = self.plan, self._excludes_held_out
         is_compared = bool(plan.candidates) and not self._rounds
         assignment = plan.assignment
         shares_cells = all(
@@ -310,13 +304,13 @@ class SharingMember:
             for index, part in enumerate(assignment.anatomy.names)
             if part not in NORM_PARTS
         )
-        is_scored = plan.deciding and (is_compared or not shares_cells)
-        self._leaves_out = is_scored or self._is_new(plan)
-        if self._leaves_out == left_out:
+        is_tested = plan.deciding and (is_compared or not shares_cells)
+        self._excludes_held_out = is_tested or self._is_new(plan)
+        if self._excludes_held_out == excluded:
             return False
-        if left_out and self._before_release is None:
-            self._before_release = self._read_values()
-        self.learner.samples = self._not_held_out if self._leaves_out else self._samples
+        if excluded and self.values_before_release is None:
+            self.values_before_release = self._read_values()
+        self.learner.samples = self._not_held_out if self._excludes_held_out else self._samples
         self.learner.order = self.learner.order[:0]
         return True
 
@@ -349,7 +343,7 @@ class SharingMember:
             return float(self.learner.losses(forward.outputs(first_layer), labels).mean())
 
         present = None
-        if self._spread:
+        if self.plan.spread:
             present = self._read_values()
             self._set_values(slice(None), after)
         losses = [loss(0)]
@@ -377,11 +371,11 @@ class SharingMember:
         source, groups = plan.layout.trials[trial]
         for number in self._groups_of(plan, trial):
             group, columns = groups[number]
-            if self._number is not None and len(group) > 1 and statistics is not None:
+            if self._peer_number is not None and len(group) > 1 and statistics is not None:
                 self._set_values(columns, plan.layout.group_mean(statistics, trial, number))
             elif source == "copies":
                 copies = self._contributed_copies
-                if not self._spread:
+                if not self.plan.spread:
                     copies = self._with_copies(self._contributed)
                 self._set_values(columns, copies[columns])
             else:
@@ -393,7 +387,7 @@ class SharingMember:
         return [
             number
             for number, (group, _) in enumerate(groups)
-            if self._number is None or self._number in group
+            if self._peer_number is None or self._peer_number in group
         ]
 
     # --- copies that are never averaged ----------------------------------------------------------
@@ -560,9 +554,9 @@ class _NormCopy:
                 momentum = getattr(module.get_submodule(layer), "momentum", None)
                 decay[span] = 0.0 if momentum is None else (1 - momentum) ** steps
         self._decay = decay[self._columns]
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Make the copy equal to the present statistics again."""
         self._copy = self._distance = np.zeros_like(self._decay)
 
@@ -570,8 +564,8 @@ class _NormCopy:
         """Update the copy after a round of training; values: those of the network after it."""
         self._copy = values[self._columns] + self._decay * self._distance
 
-    def put(self, values: np.ndarray) -> None:
-        """Record that the network has other values now, after averaging or a change of the assignment."""
+    def measure_distance(self, values: np.ndarray) -> None:
+        """Measure how far the copy is from the network's values after averaging or another change of them."""
         self._distance = self._copy - values[self._columns]
 
     def write(self, row: np.ndarray) -> None:

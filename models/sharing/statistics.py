@@ -67,14 +67,15 @@ class StatisticsLayout:
             for group, columns in groups:
                 if len(group) > 1:
                     coordinates.setdefault((source, group), []).append(columns)
-        # All groups of one grouping have the same pieces, and the union of many arrays takes long.
+        # All groups of one grouping have the same pieces, whose union is computed once: it takes long.
         unions: dict[tuple[int, ...], Coordinates] = {}
-        for pieces in coordinates.values():
-            same = tuple(map(id, pieces))
-            if same not in unions:
-                unions[same] = _union(pieces, anatomy.size)
-        self.groups = {key: unions[tuple(map(id, pieces))] for key, pieces in coordinates.items()}
+        self.groups: dict[tuple[Source, Group], Coordinates] = {}
         """The coordinates at which the vector has values of each group."""
+        for key, pieces in coordinates.items():
+            piece_ids = tuple(map(id, pieces))
+            if piece_ids not in unions:
+                unions[piece_ids] = _union(pieces, anatomy.size)
+            self.groups[key] = unions[piece_ids]
         self._positions: dict[tuple[int, int], Coordinates] = {}
         first = 2 + (self.peers if deciding else 0)
         # The entries to which each peer contributes 1 together with its values.
@@ -129,9 +130,9 @@ class StatisticsLayout:
         return vector
 
     def is_complete(self, vector: np.ndarray, peers: Iterable[int]) -> bool:
-        """Return whether the values of all these peers have arrived, and count about the same.
+        """Return whether the values of all these peers have arrived, and count about the same (MAX_UNEVEN).
 
-        Nothing is waited for while the swarm does not decide.
+        Always True while the swarm does not decide.
         """
         if not self.deciding:
             return True
@@ -232,12 +233,12 @@ def _union(pieces: Sequence[Coordinates], size: int) -> Coordinates:
 class Statistics:
     """The measurements of all peers, as one peer knows them from the averaged vector.
 
-    spread: as in Plan. If it is not 0, sketches are of how far training moves values, not of how far from
-    the average: the mean over peers is to be subtracted.
+    spread: as in Plan. If it is not 0, peers sketch how far training moves values, not how far it moves them
+    away from the average: then `sketches` subtracts the mean over peers.
     """
 
     def __init__(self, layout: StatisticsLayout, vector: np.ndarray, *, spread: int = 0):
-        self._layout, self._vector, self._centred = layout, vector, bool(spread)
+        self._layout, self._vector, self._subtracts_mean = layout, vector, bool(spread)
         self.training_loss = float(vector[1] / vector[0])
         rows = layout.rows(vector)
         self.present = rows[:, 0] > 0
@@ -260,7 +261,7 @@ class Statistics:
         by_part = self._rows[:, 1 + self._layout.losses :].reshape(
             self._layout.peers, -1, SKETCH_SIZE
         )
-        if self._centred and self.present.any():
+        if self._subtracts_mean and self.present.any():
             by_part = by_part.copy()
             by_part[self.present] -= by_part[self.present].mean(axis=0)
         return {part: by_part[:, index] for index, part in enumerate(self._layout.parts)}

@@ -435,7 +435,7 @@ def test_a_plan_can_be_sent(seed: int) -> None:
 def test_an_assignment_of_another_network_is_refused() -> None:
     record = random_assignment(0, perceptrons()).as_record()
     other = perceptrons("6=4=3")[0].slicing.anatomy
-    with pytest.raises(ModelError, match=r"does not describe the cells|has no part"):
+    with pytest.raises(ModelError, match=r"not for the cells of this network|has no part"):
         Assignment.from_record(other, record)
 
 

@@ -54,12 +54,12 @@ def test_a_newcomer_reads_the_mean_of_any_peers_groups() -> None:
         assignment.codes, [c for c in assignment.codes if c != 1 and not c >> OWN & 1]
     )
     for example in examples:
-        values = groups.values_like(example, mean, rows[-1])
+        values = groups.values_in_groups_of(example, mean, rows[-1])
         assert values is not None
         place = PEERS.index(example)
         assert values[in_groups] == pytest.approx(averaged[place, in_groups], rel=1e-5)
         assert np.array_equal(values[~in_groups], rows[-1][~in_groups])
-    assert groups.values_like("dora", np.mean(packed[:3], axis=0), rows[-1]) is None
+    assert groups.values_in_groups_of("dora", np.mean(packed[:3], axis=0), rows[-1]) is None
 
 
 def test_a_newcomer_tries_the_groups_of_peers_with_the_same_models_by_hand() -> None:
