@@ -131,17 +131,15 @@ class Anatomy:
     @cached_property
     def layers(self) -> dict[str, list[str]]:
         """The layers of each part, by the module's names: several if outputs are added or normalized."""
-        by_layer: dict[str, ParameterMap] = {}
-        for tensor in sorted(self.parameters, key=lambda each: len(each.shape)):  # biases first
-            if tensor.axes and tensor.axes[0] is not None and len(tensor.axes[0]):
-                by_layer.setdefault(tensor.name.rpartition(".")[0], tensor)
+        part_of_layer: dict[str, int] = {}
+        for parameter in sorted(self.parameters, key=lambda item: len(item.shape)):  # biases first
+            part = self.part_of(parameter.axes[0]) if parameter.axes else None
+            if part is not None:
+                part_of_layer.setdefault(_module_name(parameter), part)
         layers: dict[str, list[str]] = {name: [] for name in self.names}
-        for layer in dict.fromkeys(each.name.rpartition(".")[0] for each in self.parameters):
-            if layer in by_layer:
-                cells = by_layer[layer].axes[0]
-                assert cells is not None
-                part = int(np.searchsorted(self.first_cells, cells[0], side="right")) - 1
-                layers[self.names[part]].append(layer)
+        for layer in dict.fromkeys(map(_module_name, self.parameters)):
+            if layer in part_of_layer:
+                layers[self.names[part_of_layer[layer]]].append(layer)
         return layers
 
     @cached_property
@@ -206,14 +204,15 @@ class Anatomy:
                     marked[cell] = True
         ranges = [slice(*pair) for pair in itertools.pairwise(self.first_cells.tolist())]
         kept = [
-            (part, of_part)
-            for part, of_part in zip(self.parts, ranges, strict=True)
-            if is_used[of_part].any()
+            (part, its_cells)
+            for part, its_cells in zip(self.parts, ranges, strict=True)
+            if is_used[its_cells].any()
         ]
         new_number = np.full(cells, -1, dtype=np.int64)
-        new_number[[cell for _, r in kept for cell in range(r.start, r.stop)]] = np.arange(
-            sum(part.cells for part, _ in kept)
-        )
+        count = 0
+        for part, its_cells in kept:
+            new_number[its_cells] = np.arange(count, count + part.cells)
+            count += part.cells
 
         def renumbered(tensor: ParameterMap) -> ParameterMap:
             axes = tuple(None if axis is None else new_number[axis] for axis in tensor.axes)
@@ -226,16 +225,20 @@ class Anatomy:
         ends = self.ends or ()
         return Anatomy(
             tuple(part for part, _ in kept),
-            tuple(renumbered(each) for each in self.parameters if each.name not in frozen),
-            tuple(renumbered(each) for each in self.buffers if each.name not in frozen),
-            frozenset(part.name for part, r in kept if part.name in ends or is_fixed[r].any()),
-            frozenset(each.name for each in self.parameters if each.name in frozen),
+            tuple(renumbered(tensor) for tensor in self.parameters if tensor.name not in frozen),
+            tuple(renumbered(tensor) for tensor in self.buffers if tensor.name not in frozen),
+            frozenset(
+                part.name
+                for part, its_cells in kept
+                if part.name in ends or is_fixed[its_cells].any()
+            ),
+            frozenset(tensor.name for tensor in self.parameters if tensor.name in frozen),
         )
 
     @property
     def statistics(self) -> tuple[ParameterMap, ...]:
         """The running means and variances of batch norm."""
-        return (*(each for each in self.parameters if _is_statistic(each)), *self.buffers)
+        return (*filter(_is_statistic, self.parameters), *self.buffers)
 
     def with_buffers(self, treatment: Buffers) -> Anatomy:
         """Return the anatomy for a treatment of batch norm's statistics: see `buffers` of SlicedNetwork.
@@ -245,9 +248,9 @@ class Anatomy:
         buffers = self.statistics
         norms = {_module_name(buffer) for buffer in buffers} if treatment == "local" else set()
         parameters = tuple(
-            replace(each, never_averaged=_module_name(each) in norms)
-            for each in self.parameters
-            if not _is_statistic(each)
+            replace(parameter, never_averaged=_module_name(parameter) in norms)
+            for parameter in self.parameters
+            if not _is_statistic(parameter)
         )
         if treatment == "average":
             return replace(self, parameters=parameters + buffers, buffers=())

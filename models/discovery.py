@@ -5,8 +5,8 @@ example input (parts.py), unless it has a method `anatomy()` that returns its an
 shared as a whole, or not at all, needs no parts. The result of a trace is checked numerically: permuting the
 cells of a part must not change the network's outputs.
 
-Parameters with `requires_grad=False` are frozen: no peer trains them, so they are in no anatomy, and parts of
-which only they have cells are none. The anatomy of an `anatomy()` method lists what its author wants shared.
+Parameters with `requires_grad=False` are frozen: no peer trains them, so an anatomy leaves them out, and with
+them each part that only they have cells of. What an `anatomy()` method returns is used as it is.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAME_AXES_HINT = (
     "name the axes by hand with parts={'name': ['parameter:axis', …]}, or give the module an "
     "anatomy() method"
 )
-"""The end of errors: what to do if a trace fails."""
+"""What to do if a trace fails: the end of the error's message."""
 
 _PER_CELL = (nn.PReLU,)
 """Layers whose parameters have one value per cell. A user's own layer is treated like them if it has an
@@ -60,8 +60,8 @@ def discover(
     groups (grouped convolutions, group norm) are one cell per group. Axes whose entries are not
     interchangeable (kernels, positions, vocabularies) have no cells. A parameter without any cell (a
     temperature) becomes a part of one cell. Frozen parameters (`requires_grad=False`) and the statistics of
-    frozen norm layers are left out; if all parameters are frozen, so that they are learned without gradients,
-    none is.
+    frozen norm layers are left out, unless all parameters are frozen, as in a network that learns without
+    gradients.
 
     example
         An input, a batch of any size; its values hardly matter. Modules other than chains of Linear layers
@@ -279,10 +279,11 @@ def discover_or_one_cell(
     example: Tensor | tuple[Tensor, ...] | None = None,
     **options: Any,
 ) -> Anatomy:
-    """Return the anatomy that `discover` finds; if it finds none, take network or layers for one cell.
+    """Return the anatomy that `discover` finds; if it fails, one in which network or layers are single cells.
 
-    The network is one cell if every slice is the whole network, or if there are no slices. Each layer is one
-    if every slice is the whole network or whole layers, given by name: `{"*": 1, "head": 0}`.
+    The network is one cell if every slice is the whole network, or if there are no slices. Each layer is a
+    cell if every slice is the whole network or whole layers, given by name: `{"*": 1, "head": 0}`. Other
+    slices need the parts that were not found: then the error of `discover` is raised.
 
     slices: the descriptions of the slices. options: those of `discover`.
     """

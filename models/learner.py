@@ -132,10 +132,10 @@ class Scorer(Protocol):
 SCORED_SAMPLES = 64
 """Training samples with which a learner scores values. With more, scores have less noise and take longer."""
 SCORE_EVERY = 10
-"""In steady gossip every so-manieth training sample is not trained on, and scores values instead. With more
-of them scores have less noise, and peers learn from fewer samples."""
+"""In steady gossip, one training sample in so many is not trained on, and scores values instead. A lower
+number makes scores less noisy, and leaves peers fewer samples to learn from."""
 MIN_SCORED = 10
-"""The fewest such samples: if a peer has too few samples to spare so many, training samples score values."""
+"""The fewest samples to set aside for scoring: with fewer to spare, a peer scores with training samples."""
 
 
 class SgdLearner:
@@ -145,9 +145,8 @@ class SgdLearner:
         The peer's sliced network.
     train, test
         Inputs [n, …] and integer labels [n]; with your own loss function also float targets [n, …]. They are
-        moved to the network's device. A peer
-        without training samples does not train, but still averages; without test samples its accuracy is
-        NaN, and means over peers leave it out.
+        moved to the network's device. A peer without training samples does not train, but still averages;
+        without test samples its accuracy is NaN, and means over peers leave it out.
     local_samples
         Samples per learner step, after which values are averaged: the paper's mini-batch size. Raise it to
         communicate less often; lower it when the peers' values move apart while they train.
@@ -199,10 +198,10 @@ class SgdLearner:
         For live peers that take new samples while they run: see SampleTaker. A test is still on `test`; to
         follow a change of the data, let `data` replace the attribute `held_out`.
     score_every
-        Every so-manieth training sample is not trained on, but used to score other peers' values. Give it in
-        steady gossip (SCORE_EVERY is what was measured): samples that a network was trained on say little
-        about values of others. Values are scored with training samples if there are fewer than MIN_SCORED
-        such samples, and by default (0).
+        One training sample in `score_every` is not trained on, but used to score other peers' values. Set it
+        in steady gossip (SCORE_EVERY was found by measurement): samples that a network was trained on say
+        little about values of others. By default (0), and if fewer than MIN_SCORED samples can be set aside,
+        values are scored with training samples.
     """
 
     @hint_arguments
@@ -242,11 +241,11 @@ class SgdLearner:
                 f"rate {rate!r}: give a number of at least 0 (0 learns nothing), as in 0.1"
             )
         check_number("the proximal term's strength", proximal, least=0)
-        for given in (train, test):
-            if not isinstance(given, tuple | list):
+        for samples in (train, test):
+            if not isinstance(samples, tuple | list):
                 raise ModelError(
                     f"peer {network.peer!r}: give samples as a pair of tensors, inputs and labels, not a "
-                    f"{type(given).__name__}; LoaderLearner takes a Dataset or DataLoader of torch"
+                    f"{type(samples).__name__}; LoaderLearner takes a Dataset or DataLoader of torch"
                 )
         if len(train[0]) != len(train[1]):
             raise ModelError(
@@ -261,18 +260,18 @@ class SgdLearner:
             optimizer = find_optimizer(optimizer, float(rate), in_torch=in_torch)
         if isinstance(scheduler, str | Mapping):
             scheduler = find_scheduler(scheduler)
-        for kind, given in (("optimizer", optimizer), ("scheduler", scheduler)):
-            if given is not None and not callable(given):
-                raise ModelError(f"{kind} {given!r}: give a name, a table, or a function")
+        for kind, factory in (("optimizer", optimizer), ("scheduler", scheduler)):
+            if factory is not None and not callable(factory):
+                raise ModelError(f"{kind} {factory!r}: give a name, a table, or a function")
         self.loss: Loss = find_loss(loss) if isinstance(loss, str | Mapping) else loss
         # How many outputs the network has per sample; None without samples, or if outputs are not a matrix.
         self._output_count: int | None = None
         for purpose, (inputs, labels) in (("training", train), ("test", test)):
             self._check(network, purpose, inputs, labels)
         self.network = network
-        self.score_every, self._seen = score_every, 0
+        self.score_every, self._samples_received = score_every, 0
         self.scored = train[0][:0], train[1][:0]
-        """The samples that only `score` uses."""
+        """The samples that are not trained on, but used by `score`."""
         self.samples, self.held_out = self._set_aside(*train), test
         self.local_samples, self.batch, self.reduction = local_samples, batch, reduction
         self.proximal = proximal
@@ -317,7 +316,7 @@ class SgdLearner:
     @staticmethod
     def _on_device(network: SlicedNetwork, samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return samples on the network's device; anything but tensors as it is, for `_check` to refuse."""
-        if not all(isinstance(each, Tensor) for each in samples):
+        if not all(isinstance(tensor, Tensor) for tensor in samples):
             return samples
         inputs, labels = samples
         return inputs.to(network.flat.device), labels.to(network.flat.device)
@@ -357,19 +356,21 @@ class SgdLearner:
         self.samples, self.order = (inputs, labels), self.order[:0]
 
     def _set_aside(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return new samples without every `score_every`-th, which `score` uses from now on, with the newest
-        of those before. Of many samples no more are set aside than it uses."""
-        self._seen += len(labels)
-        if not self.score_every or self._seen < MIN_SCORED * self.score_every:
+        """Set one of `score_every` new samples aside for `score`, and return the others.
+
+        At most SCORED_SAMPLES are set aside; when newer ones come, the oldest are forgotten.
+        """
+        self._samples_received += (count := len(labels))
+        if not self.score_every or self._samples_received < MIN_SCORED * self.score_every:
             return inputs, labels
-        every = max(self.score_every, -(-len(labels) // SCORED_SAMPLES))
-        numbers = torch.arange(self._seen - len(labels), self._seen, device=labels.device)
-        aside = numbers % every == every - 1
+        every = max(self.score_every, ceil(count / SCORED_SAMPLES))
+        last = self._samples_received
+        is_set_aside = torch.arange(last - count, last, device=labels.device) % every == every - 1
         self.scored = tuple(
-            torch.cat([old, new[aside]])[-SCORED_SAMPLES:]
+            torch.cat([old, new[is_set_aside]])[-SCORED_SAMPLES:]
             for old, new in zip(self.scored, (inputs, labels), strict=True)
         )
-        return inputs[~aside], labels[~aside]
+        return inputs[~is_set_aside], labels[~is_set_aside]
 
     def add_prior(self, outputs: Tensor) -> Tensor:
         """Return outputs of the network, [n, classes], with the log-prior added if there is one."""
@@ -394,7 +395,7 @@ class SgdLearner:
             return self._train(steps)
 
     def _train(self, steps: int) -> Metrics:
-        """Train as `train` does, with the optimizer as it is."""
+        """Train as `train` does, but without adding a proximal term."""
         self.network.set_training()
         loss, correct, remaining = 0.0, 0.0, steps * self.local_samples
         while remaining:
@@ -432,7 +433,7 @@ class SgdLearner:
         if self.scheduler is None:
             return
         if stacked:
-            # A step without gradients, which changes nothing: a scheduler warns if there was none.
+            # A step without gradients, which changes nothing: a scheduler warns if no step came before.
             self.optimizer.zero_grad(set_to_none=True)
             self.optimizer.step()
         if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -452,7 +453,7 @@ class SgdLearner:
             kept += [(outputs, labels)] if self.metrics else []
         if not kept:
             return total
-        all_outputs, all_labels = (torch.cat(each) for each in zip(*kept, strict=True))
+        all_outputs, all_labels = (torch.cat(batches) for batches in zip(*kept, strict=True))
         return replace(total, named=self.measure(all_outputs, all_labels))
 
     def measure(self, outputs: Tensor, labels: Tensor) -> dict[str, tuple[float, float]]:
@@ -461,12 +462,12 @@ class SgdLearner:
         return measure(self.metrics, outputs - self.threshold if is_single else outputs, labels)
 
     def score(self, values: Mapping[str, Tensor | np.ndarray[Any, Any]]) -> float:
-        """Return the mean loss with these values in place, on 64 own samples at most; see Scorer.
+        """Return the mean loss with these values, on at most SCORED_SAMPLES of its samples; see Scorer.
 
-        They are the samples that `score_every` keeps from training, or training samples. Every call uses the
-        same, evenly spaced ones, so that all classes are among them even if samples are sorted by class.
-        Every class counts equally: else a peer with few samples of a class would not notice values that are
-        bad at it alone.
+        The samples are those that `score_every` keeps from training, else training samples. Every call uses
+        the same, evenly spaced ones, so that all classes are among them even if samples are sorted by class.
+        Every class counts equally: otherwise a peer with few samples of a class would not notice values that
+        are bad at that class only.
         """
         inputs, labels = self.scored if len(self.scored[1]) >= MIN_SCORED else self.samples
         count = len(labels)
@@ -517,8 +518,10 @@ class SgdLearner:
             "generator": self.generator.get_state(),
         }
         if self.scheduler is not None:
-            of_scheduler = self.scheduler.state_dict()
-            state["scheduler"] = {k: _deep_copy(v) for k, v in of_scheduler.items() if _is_plain(v)}
+            items = self.scheduler.state_dict().items()
+            state["scheduler"] = {
+                key: _deep_copy(value) for key, value in items if _is_plain(value)
+            }
         if frozen := self._frozen_digest:
             state["frozen"] = frozen
         if buffers := self.network.own_buffers():
@@ -528,7 +531,7 @@ class SgdLearner:
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned.
 
-        Raises ModelError if the network has other frozen parameters than the one whose state it is.
+        Raises ModelError if the frozen parameters are not those of the network that the state is from.
         """
         if state.get("frozen", "") != self._frozen_digest:
             raise ModelError(
@@ -646,7 +649,7 @@ def _check_samples(
                 f"{actual}"
             )
     elif labels.dtype != torch.int64 or labels.shape != (count,):
-        hint = f"; targets that are no classes need a loss of your own, as in {LOSS_EXAMPLE}"
+        hint = f"; targets that are not classes need a loss of your own, as in {LOSS_EXAMPLE}"
         raise ModelError(
             f"{peer}: labels must be int64 of shape ({count},), {actual}{hint if is_regression else ''}"
         )

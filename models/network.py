@@ -31,7 +31,7 @@ LAYER_ORDER = "layer_order"
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """Return the torch device of a name; raise, naming those that are there, if this machine has none."""
+    """Return the torch device of a name; raise, naming the devices of this machine, if it has no such one."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -40,8 +40,8 @@ def find_device(name: str | torch.device) -> torch.device:
     for kind in (torch.cuda, torch.xpu, torch.mps):
         available += [f"{kind.__name__.split('.')[-1]}:{i}" for i in range(kind.device_count())]
     if device is not None:
-        usual = device if device.type == "cpu" else torch.device(device.type, device.index or 0)
-        if str(usual).removesuffix(":0") in [each.removesuffix(":0") for each in available]:
+        indexed = device if device.type == "cpu" else torch.device(device.type, device.index or 0)
+        if str(indexed).removesuffix(":0") in [text.removesuffix(":0") for text in available]:
             return device
     raise ModelError(
         f"device {str(name)!r}: torch {torch.__version__} finds no such device on this machine; there is "
@@ -64,9 +64,9 @@ class SlicedNetwork:
         Its anatomy (which cells it has) is found without help if it is a chain of Linear layers. Other
         modules are traced with `example`, or have a method `anatomy()`. A module that cannot be traced can
         still be shared as a whole (`{"all": 1.0}`), by layers (`{"all": {"*": 1, "head": 0}}`) or not at all
-        (`{}`). Parameters that are frozen
-        (`requires_grad=False`) before it is wrapped belong to no partial model and are not in the flat
-        tensor: they keep their values, and are neither averaged nor sent. Give all peers the same ones.
+        (`{}`). Parameters that are frozen (`requires_grad=False`) before it is wrapped belong to no partial
+        model and are not in the flat tensor: they keep their values, and are neither averaged nor sent. Their
+        values must be the same on all peers.
     slices
         The cells of every partial model that the peer has: see `Slicing`.
     graph
@@ -392,7 +392,7 @@ class SlicedNetwork:
         return sorted(names, key=sort_key)
 
     def _refuse_unlisted(self) -> None:
-        """Raise, naming it, if a parameter is trained that the anatomy does not have."""
+        """Raise, naming the parameter, if one is trained that the anatomy does not have."""
         if unlisted := [name for name, value in self.frozen.items() if value.requires_grad]:
             raise ModelError(
                 f"peer {self.peer!r}: parameter {unlisted[0]!r} is trained, but the network's anatomy does "
@@ -424,7 +424,7 @@ class SlicedNetwork:
     def _coordinates_of(self, model: str) -> slice | Tensor:
         """Return the coordinates that a model averages; ModelError if it averages none here."""
         if model not in self._coordinates:
-            self.slicing.coordinates(model)  # raises an error that names the models there are
+            self.slicing.coordinates(model)  # raises an error that lists the averaged models
         return self._coordinates[model]
 
 

@@ -208,7 +208,7 @@ def _register(table: ChannelTable, name: str, layer: nn.Module) -> dict[nn.Modul
         table.assign(layer.weight, 0, np.full(layer.num_embeddings, FIXED))
         table.assign(layer.weight, 1, outputs.ids)
         return {layer: LayerChannels(outputs, outputs)}
-    attribute = next((name for types, name in _PER_CHANNEL if isinstance(layer, types)), None)
+    attribute = next((key for types, key in _PER_CHANNEL if isinstance(layer, types)), None)
     if attribute is None or (isinstance(layer, nn.PReLU) and layer.num_parameters == 1):
         return {}
     count = int(np.ravel(getattr(layer, attribute))[0])
@@ -354,7 +354,7 @@ def _is_packed_attention(module: nn.Module) -> bool:
 def _packed_attention(
     table: ChannelTable, name: str, module: Any
 ) -> dict[nn.Module, LayerChannels]:
-    """Register a module with the form that `_is_packed_attention` describes; its cells are heads."""
+    """Register an attention layer with a joint `qkv` layer (`_is_packed_attention`); its cells are heads."""
     heads, qkv, proj = module.num_heads, module.qkv, module.proj
     inputs = table.add_channels(f"{name}.in", qkv.in_features, produced=False)
     head_channels = table.add_channels(f"{name}.heads", heads)

@@ -395,6 +395,7 @@ def _map_coordinates(
             np.lexsort((repeats(axis), rank_of[axis], part_of[axis], model_of[axis]))
             for axis in cell_axes
         ]
+        # For each of these axes, the model of every index.
         models = [model_of[axis[order]] for axis, order in zip(cell_axes, orders, strict=True)]
         # Axes without cells come last, so that a mask over the axes with cells selects all their values.
         grid = grid.transpose(*with_cells, *without_cells)[np.ix_(*orders)]
@@ -417,7 +418,10 @@ def _map_coordinates(
             axes = tuple(zip(models_of_axes, counts, strict=True))
             block = (parameter.name, axes, values_per_combination)
             blocks.setdefault(model_sets[table[models_of_axes]], []).append(block)
-    coordinates = {models: slice_if_contiguous(np.concatenate(p)) for models, p in pieces.items()}
+    coordinates = {
+        model_set: slice_if_contiguous(np.concatenate(arrays))
+        for model_set, arrays in pieces.items()
+    }
     return CoordinateMap(coordinates, blocks)
 
 

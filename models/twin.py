@@ -217,7 +217,7 @@ class Gain:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Gain:
-        """Return the gain that `as_dict` was called on, also if its data was stored as JSON since."""
+        """Return the gain from the data that `as_dict` returned, also after a round trip through JSON."""
         differences: dict[str, Difference] = {}
         for key in ("accuracy", "loss"):
             interval = data[key]["interval"]
@@ -240,11 +240,11 @@ def measure_gain(learner: Learner, alone: Learner) -> Gain:
             float(alone_correct.mean()) if len(alone_correct) else nan,
             float(alone_loss.mean()) if len(alone_loss) else nan,
         )
-    own, twin = learner.test(), alone.test()
+    test, twin = learner.test(), alone.test()
     return Gain(
         learner.network.peer,
-        Difference(own.accuracy - twin.accuracy, None, own.samples),
-        Difference(own.mean_loss - twin.mean_loss, None, own.samples),
+        Difference(test.accuracy - twin.accuracy, None, test.samples),
+        Difference(test.mean_loss - twin.mean_loss, None, test.samples),
         twin.accuracy,
         twin.mean_loss,
     )
