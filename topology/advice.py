@@ -288,8 +288,8 @@ def _has_regular_groups(peers: int, groups: int, degree: int) -> bool:
 
 
 def links_to_add(graph: nx.Graph, members: Members, needed: int) -> tuple[Edge, ...]:
-    """Return links that give every peer `needed` neighbours in each of its partial models, or all other peers
-    of a model that has too few for that.
+    """Return links with which every peer has `needed` neighbours in each of its partial models, or all other
+    peers of the model as neighbours if they are fewer.
 
     The choice is greedy, so there may be a smaller set: peers with the fewest links come first, and are
     linked with others that have few.
@@ -304,10 +304,12 @@ def links_to_add(graph: nx.Graph, members: Members, needed: int) -> tuple[Edge, 
             degree, peer = min((degree, peer) for peer, degree in degrees.items())
             if degree >= enough:
                 break
-            others = [each for each in degrees if each != peer and not grown.has_edge(peer, each)]
+            others = [
+                other for other in degrees if other != peer and not grown.has_edge(peer, other)
+            ]
             # Of peers with equally few links, choose the farthest: long links also make averaging faster.
             hops = nx.single_source_shortest_path_length(grown, peer)
-            other = min(others, key=lambda each: (degrees[each], -hops.get(each, len(grown)), each))
+            other = min(others, key=lambda end: (degrees[end], -hops.get(end, len(grown)), end))
             grown.add_edge(peer, other)
             added.append((peer, other))
     return tuple(added)

@@ -141,8 +141,7 @@ def worst_loss(
 ) -> Loss:
     """Return the loss by the most harmful of ATTACKS; each attack computes its scores again at every share.
 
-    Every attack begins with the smallest set whose removal splits the swarm (`fewest_to_split`). Beyond that,
-    none is proven to be the worst possible.
+    Every attack begins with the set of `fewest_to_split`. None is proven to be the worst possible.
     """
     require_connected(graph)
     removal = _Removal(graph, kind, shares, rule, tolerance)

@@ -3,7 +3,7 @@
 A spec is a string, with parameters after colons, or a table:
 
     "regular:4"    "torus"    "clusters:4:2"    "file:swarm.graphml"    "function:mine:graph"
-    "swarm.graphml"    "graphs/office.csv"    "networkx:karate_club_graph"    (without `file:`, `function:`)
+    "swarm.graphml"    "graphs/office.csv"    "networkx:karate_club_graph"    (short for `file:`, `function:`)
     {"kind": "regular", "degree": 4}            {"kind": "file", "path": "swarm.csv", "format": "edges"}
     {"kind": "links", "links": [[0, 1], [1, 2]]}
 
@@ -180,9 +180,8 @@ def _call(kind: str, function: Callable, parameters: dict[str, Any], **available
             )
         allowed = get_args(accepted[name].annotation) or (accepted[name].annotation,)
         is_int_for_float = isinstance(value, int) and float in allowed
-        is_wrong_bool = (
-            isinstance(value, bool) and bool not in allowed
-        )  # a bool is an int in Python
+        # In Python a bool is an int.
+        is_wrong_bool = isinstance(value, bool) and bool not in allowed
         if is_wrong_bool or not (is_int_for_float or isinstance(value, allowed)):
             types = " or ".join("nothing" if t is type(None) else t.__name__ for t in allowed)
             raise TopologyError(f"topology {kind}: {name} is {value!r}, not {types}")

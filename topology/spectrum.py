@@ -75,9 +75,8 @@ def spectral_gap(matrix: csr_array, method: Method = "auto") -> float:
 def predicted_exchanges(gap: float, tolerance: float = 1e-6) -> float:
     """Return how many exchanges it takes until the error is `tolerance` times the first error.
 
-    This is for the worst starting values.
-
-    Other starting values contain less of the slowest mode and need a fixed number of exchanges less.
+    That is for the worst starting values. Others contain less of the slowest mode and need a fixed number of
+    exchanges less.
     Push-sum's weights converge at the same rate, which can cost one exchange more. `inf` for a gap of 0.
     """
     if not 0 < tolerance < 1:

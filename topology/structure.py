@@ -123,7 +123,10 @@ def partition(graph: nx.Graph, parts: int) -> NDArray[np.int64]:
 def _bisect(
     links: csr_array, peers: NDArray[np.int64], parts: range, part_of: NDArray[np.int64]
 ) -> None:
-    """Give peers to the parts by cutting them in two until one part is left; links: those between them."""
+    """Write the parts of `peers` to `part_of`, by cutting the peers in two until one part is left.
+
+    links: those between these peers.
+    """
     if len(parts) == 1 or not len(peers):  # there may be more parts than peers
         part_of[peers] = parts[0]
         return
@@ -131,11 +134,11 @@ def _bisect(
     left = len(peers) * middle // len(parts)
     rows = np.arange(len(peers)), _smooth_order(links)
     row = min(rows, key=lambda row: _links_across(links, row[:left]))
-    for side, its_parts in (
+    for side, parts_of_side in (
         (np.sort(row[:left]), parts[:middle]),
         (np.sort(row[left:]), parts[middle:]),
     ):
-        _bisect(csr_array(links[side][:, side]), peers[side], its_parts, part_of)
+        _bisect(csr_array(links[side][:, side]), peers[side], parts_of_side, part_of)
 
 
 def _links_across(links: csr_array, peers: NDArray[np.int64]) -> float:
