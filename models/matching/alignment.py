@@ -543,36 +543,36 @@ def resized(anatomy: Anatomy, cells: Sequence[int] | np.ndarray) -> Anatomy:
 
 
 def _cell_map(
-    own: Slicing, common: Slicing, indices: Mapping[str, Sequence[np.ndarray | None]]
+    peer: Slicing, common: Slicing, indices: Mapping[str, Sequence[np.ndarray | None]]
 ) -> np.ndarray:
     """Return for each of the peer's cells its number in the common network, or -1 if it has none (yet)."""
-    cell_map = np.full(int(own.anatomy.first_cells[-1]), -1, dtype=np.int64)
+    cell_map = np.full(int(peer.anatomy.first_cells[-1]), -1, dtype=np.int64)
     for model, parts in indices.items():
         for part, chosen in enumerate(parts):
             if chosen is not None:
-                own_cells = own.anatomy.first_cells[part] + own.cells[model][part]
+                peer_cells = peer.anatomy.first_cells[part] + peer.cells[model][part]
                 common_cells = common.anatomy.first_cells[part] + common.cells[model][part]
-                cell_map[own_cells] = common_cells[chosen]
+                cell_map[peer_cells] = common_cells[chosen]
     return cell_map
 
 
-def _coordinate_map(own: Anatomy, common: Anatomy, cell_map: np.ndarray) -> np.ndarray:
+def _coordinate_map(peer: Anatomy, common: Anatomy, cell_map: np.ndarray) -> np.ndarray:
     """Return for each of the peer's coordinates the one in the common network, or -1 if it has none."""
-    coordinate_map = np.full(own.size, -1, dtype=np.int64)
-    for own_parameter, parameter in zip(own.parameters, common.parameters, strict=True):
-        shape = own_parameter.shape
+    coordinate_map = np.full(peer.size, -1, dtype=np.int64)
+    for peer_parameter, parameter in zip(peer.parameters, common.parameters, strict=True):
+        shape = peer_parameter.shape
         flat_index, is_mapped = np.zeros(shape, np.int64), np.ones(shape, bool)
-        both_axes = zip(own_parameter.axes, parameter.axes, strict=True)
-        for dimension, (own_axis, axis) in enumerate(both_axes):
+        axis_pairs = zip(peer_parameter.axes, parameter.axes, strict=True)
+        for dimension, (peer_axis, axis) in enumerate(axis_pairs):
             index = np.arange(shape[dimension])
-            if own_axis is not None and axis is not None:
+            if peer_axis is not None and axis is not None:
                 first = axis[0] if len(axis) else 0  # an axis spans one whole part
-                index = np.where(cell_map[own_axis] >= 0, cell_map[own_axis] - first, -1)
+                index = np.where(cell_map[peer_axis] >= 0, cell_map[peer_axis] - first, -1)
             index = index.reshape([-1 if i == dimension else 1 for i in range(len(shape))])
             flat_index = flat_index * parameter.shape[dimension] + index
             is_mapped &= index >= 0
         coordinates = np.where(is_mapped, common.offsets[parameter.name] + flat_index, -1)
-        coordinate_map[own.spans[own_parameter.name]] = coordinates.ravel()
+        coordinate_map[peer.spans[peer_parameter.name]] = coordinates.ravel()
     return coordinate_map
 
 
@@ -582,13 +582,14 @@ def _check_layout(slicing: Slicing, model: str, layout: Layout) -> None:
         raise ModelError(
             f"common width of {model!r}: this peer has no such model, but {', '.join(slicing.models)}"
         )
-    own = slicing.layout(model)
-    if len(layout.cells) != len(own.cells):
+    peer_layout = slicing.layout(model)
+    if len(layout.cells) != len(peer_layout.cells):
         raise ModelError(
             f"common width of {model!r}: {layout.as_slice()} has {len(layout.cells)} parts, the network "
-            f"has {len(own.cells)}"
+            f"has {len(peer_layout.cells)}"
         )
-    for part, count, bound in zip(slicing.anatomy.parts, own.cells, layout.cells, strict=True):
+    counts = zip(slicing.anatomy.parts, peer_layout.cells, layout.cells, strict=True)
+    for part, count, bound in counts:
         if count > bound:
             raise ModelError(
                 f"common width of {model!r}: this peer has {count} cells of part {part.name!r}, the common "
@@ -600,12 +601,12 @@ def _check_indices(
     slicing: Slicing, model: str, layout: Layout, indices: Sequence[np.ndarray] | None
 ) -> tuple[np.ndarray, ...]:
     """Return the indices of a peer's cells by part, by default the first ones; raise if they do not fit."""
-    own = slicing.layout(model).cells
+    counts = slicing.layout(model).cells
     if indices is None:
-        return tuple(np.arange(count) for count in own)
+        return tuple(np.arange(count) for count in counts)
     arrays = []
     for part, count, bound, indices_of_part in zip(
-        slicing.anatomy.parts, own, layout.cells, indices, strict=True
+        slicing.anatomy.parts, counts, layout.cells, indices, strict=True
     ):
         array = np.asarray(indices_of_part, dtype=np.int64)
         is_distinct = array.shape == (count,) and len(np.unique(array)) == count
@@ -701,12 +702,12 @@ def clear_untrained_cells(
     is_changed = np.abs(flat - before) > UNTRAINED_CHANGE * np.sqrt(np.mean(before**2))
     for part in range(1, len(anatomy.parts) - 1):
         cells = anatomy.cells(part)
-        coordinates = [each for each, _ in weights_of_cells(anatomy, cells)]
+        coordinates_by_parameter = [item for item, _ in weights_of_cells(anatomy, cells)]
         is_trained = np.zeros(len(cells), dtype=bool)
-        for each in coordinates:
-            is_trained |= is_changed[each].any(axis=1)
-        for each in coordinates:
-            flat[each[~is_trained]] = 0.0
+        for coordinates in coordinates_by_parameter:
+            is_trained |= is_changed[coordinates].any(axis=1)
+        for coordinates in coordinates_by_parameter:
+            flat[coordinates[~is_trained]] = 0.0
     return {
         model: flat[common.slicing.coordinates(model)].astype(value.dtype)
         for model, value in values.items()

@@ -120,14 +120,13 @@ def _draw_epochs(
 
 def draw_orders(learners: Sequence[SgdLearner], count: int) -> Tensor:
     """Draw like `SgdLearner.draw` for many learners; return sample indices, [learners, count]."""
-    short = [learner for learner in learners if len(learner.order) < count]
-    if short:
-        samples = [learner.sample_count for learner in short]
-        missing = (count - len(learner.order) for learner in short)
-        epochs = [ceil(m / n) for m, n in zip(missing, samples, strict=True)]
-        drawn = _draw_epochs([learner.generator for learner in short], samples, epochs)
-        for learner, new in zip(short, drawn, strict=True):
-            learner.order = np.concatenate([learner.order, new.numpy()])
+    too_short = [learner for learner in learners if len(learner.order) < count]
+    if too_short:
+        samples = [learner.sample_count for learner in too_short]
+        epochs = [ceil((count - len(item.order)) / item.sample_count) for item in too_short]
+        drawn = _draw_epochs([learner.generator for learner in too_short], samples, epochs)
+        for learner, new_order in zip(too_short, drawn, strict=True):
+            learner.order = np.concatenate([learner.order, new_order.numpy()])
     orders = np.concatenate([learner.order[:count] for learner in learners])
     for learner in learners:
         learner.order = learner.order[count:]
@@ -440,12 +439,12 @@ class ChainEngine:
         self.activations = 2 * sum(widths) + chain.shapes[0][1]
         begins = [0, *accumulate(self._sizes)]
         places = [[begins[w], begins[b] if b >= 0 else -1] for w, b, *_ in chain.layers]
-        # The network as fused.py describes it; None if it has PReLUs or a single output.
+        # The network in the tables that fused.py reads; None if it has PReLUs or a single output.
         self._fused: tuple[Any, ...] | None = None
         if widths[-1] > 1 and all(layer[2] != 4 for layer in chain.layers):
             functions = [layer[2] for layer in chain.layers]
-            described = ([chain.shapes[0][1], *widths], places, functions)
-            self._fused = tuple(np.array(each, np.int64) for each in described)
+            tables = ([chain.shapes[0][1], *widths], places, functions)
+            self._fused = tuple(np.array(table, np.int64) for table in tables)
 
     def is_fused(self, values: Tensor, job: TrainingJob) -> bool:
         """Return whether the compiled kernel can do a job; see `train_fused`."""
@@ -633,7 +632,7 @@ def score(
     """
     if is_correct is not None or labels.is_floating_point():
         pairs = zip(outputs, labels, strict=True)
-        return [_score_one(of_peer, targets, loss, is_correct) for of_peer, targets in pairs]
+        return [_score_one(scores, targets, loss, is_correct) for scores, targets in pairs]
     peers, samples = labels.shape
     classes, peer_axis = outputs.shape[-1], outputs.ndim - 3
     if peer_axis:

@@ -50,7 +50,8 @@ class Stack:
     def __init__(self, networks: Sequence[SlicedNetwork], device: torch.device):
         first = networks[0].flat
         self.networks = list(networks)
-        self.shared = device == first.device
+        self.shares_memory = device == first.device
+        """Whether the networks are on the stack's device, and so are views of its rows."""
         self.values = torch.empty(len(networks), len(first), dtype=first.dtype, device=device)
         self.refresh()
 
@@ -60,7 +61,7 @@ class Stack:
         A network's memory changes when it joins another stack, or when a user calls `rebind`.
         """
         for row, network in zip(self.values, self.networks, strict=True):
-            if not self.shared:
+            if not self.shares_memory:
                 row.copy_(network.flat)
             elif network.flat.data_ptr() != row.data_ptr():
                 row.copy_(network.flat)
@@ -68,7 +69,7 @@ class Stack:
 
     def write_back(self) -> None:
         """Copy rows back to networks that live on another device."""
-        if not self.shared:
+        if not self.shares_memory:
             for row, network in zip(
                 self.values.to(self.networks[0].flat), self.networks, strict=True
             ):
@@ -77,7 +78,7 @@ class Stack:
     def release(self) -> None:
         """Copy every network to memory of its own, so that it can be copied or pickled without the stack."""
         self.write_back()
-        if self.shared:
+        if self.shares_memory:
             for network in self.networks:
                 network.rebind(network.flat.clone())
 
@@ -235,22 +236,27 @@ def _rule_of_torch(optimizer: torch.optim.Optimizer) -> UpdateRule | None:
 class OptimizerStates:
     """The state of a group's optimizers (momentum, Adam's moments), stacked like the parameters.
 
-    like: the parameters of the group, whose shape and device the state has.
-    shared: whether stack and optimizers are on one device. Then the tensors in the optimizers' state are
-        views of the stack, and a learner's `state()` is always current; otherwise `write_back` copies them.
+    parameters: the stack of the group's parameters, whose shape and device the state has.
+    shares_memory: whether stack and optimizers are on one device. Then the tensors in the optimizers' state
+        are views of the stack, and a learner's `state()` is always current; otherwise `write_back` copies.
     """
 
     def __init__(
-        self, learners: Sequence[SgdLearner], rule: UpdateRule, like: Tensor, shared: bool
+        self,
+        learners: Sequence[SgdLearner],
+        rule: UpdateRule,
+        parameters: Tensor,
+        shares_memory: bool,
     ):
-        self._learners, self._shared = learners, shared
+        self._learners, self._shares_memory = learners, shares_memory
         self._names = rule.state_names
         for learner in learners:
             if isinstance(learner.optimizer, RuleOptimizer):
                 learner.optimizer.rule = rule  # an equal one: one object is faster to compare
-        self.values = [torch.zeros_like(like) for _ in rule.state_names]
-        parameters = len(learners[0].network.parameters) if rule.counts_steps else 0
-        self._steps = torch.zeros(len(learners), parameters)
+        self.values = [torch.zeros_like(parameters) for _ in rule.state_names]
+        # By learner and parameter, the steps taken so far.
+        step_counters = len(learners[0].network.parameters) if rule.counts_steps else 0
+        self._steps = torch.zeros(len(learners), step_counters)
         self.refresh()
 
     def refresh(self) -> None:
@@ -261,7 +267,7 @@ class OptimizerStates:
                 stacked.zero_()  # an optimizer that has not stepped yet, or was reset
             elif value.data_ptr() != stacked.data_ptr():
                 stacked.copy_(value)
-            if self._shared:
+            if self._shares_memory:
                 state[name] = stacked
 
     def rules(self, rows: Iterable[int]) -> dict[int, tuple[UpdateRule, int]]:
@@ -270,30 +276,30 @@ class OptimizerStates:
 
         A scheduler may have changed their rate.
         """
-        counted, checked = self._steps.numel() > 0, None
-        steps = self._steps[:, 0].int().tolist() if counted else []
+        counts_steps, checked_rule = self._steps.numel() > 0, None
+        steps = self._steps[:, 0].int().tolist() if counts_steps else []
         rules: dict[int, tuple[UpdateRule, int]] = {}
         for row in rows:
             rule = _rule_of(self._learners[row].optimizer)
-            if rule is None or rule is not checked:
+            if rule is None or rule is not checked_rule:
                 if rule is None or rule.state_names != self._names:
                     raise ModelError(
                         f"peer {self._learners[row].network.peer!r}: its optimizer was changed in a way that "
                         "its stack does not support: build a new Arena"
                     )
-                checked = rule
-            rules[row] = rule, steps[row] if counted else 0
+                checked_rule = rule
+            rules[row] = rule, steps[row] if counts_steps else 0
         return rules
 
-    def count(self, rows: Sequence[int], steps: int) -> None:
-        """Add `steps` to the step counters of some peers."""
+    def add_steps(self, rows: Sequence[int], steps: int) -> None:
+        """Add `steps` to the step counters of some peers' optimizers."""
         if self._steps.numel():
             self._steps[torch.tensor(rows)] += steps
 
     def write_back(self) -> None:
         """Copy the state back to optimizers on another device."""
         device = self._learners[0].network.flat.device
-        for state, name, stacked in () if self._shared else self._entries():
+        for state, name, stacked in () if self._shares_memory else self._entries():
             state[name] = stacked.clone() if name == "step" else stacked.to(device)
 
     def _entries(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
@@ -332,7 +338,7 @@ class Group(ABC):
 
     def __init__(self, spec: GroupSpec, learners: Sequence[Any], stack: Stack | None = None):
         self.indices, self._learners, self.stacked = spec.indices, list(learners), stack is not None
-        self.stacks = [stack] if stack else [SingleNetwork(each.network) for each in learners]
+        self.stacks = [stack] if stack else [SingleNetwork(item.network) for item in learners]
 
     @abstractmethod
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
@@ -402,8 +408,8 @@ class SgdGroup(StackedGroup):
     ):
         super().__init__(spec, learners, device)
         assert spec.rule is not None
-        self._engine, shared = engine, self._stack.shared
-        self._states = OptimizerStates(self._learners, spec.rule, self._values, shared)
+        self._engine, shares_memory = engine, self._stack.shares_memory
+        self._states = OptimizerStates(self._learners, spec.rule, self._values, shares_memory)
         # Two pools each: inputs and labels.
         self._samples = [
             SamplePool([learner.samples[k] for learner in learners], device) for k in (0, 1)
@@ -411,7 +417,7 @@ class SgdGroup(StackedGroup):
         self._tests = [
             SamplePool([learner.held_out[k] for learner in learners], device) for k in (0, 1)
         ]
-        if shared:  # learners keep views of the pools instead of their own copies
+        if shares_memory:  # learners keep views of the pools instead of their own copies
             for index, learner in enumerate(self._learners):
                 learner.samples = self._samples[0].view(index), self._samples[1].view(index)
                 learner.held_out = self._tests[0].view(index), self._tests[1].view(index)
@@ -421,9 +427,9 @@ class SgdGroup(StackedGroup):
         )
 
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
-        # Peers of a stack share an update rule; a scheduler may have moved some of them to another rate.
+        # Peers of a stack have the same kind of rule, but schedulers may have set different rates.
         groups = _group_rows(rows, self._states.rules(rows))
-        self._states.count(rows, len(self._step_ends(repeats)))
+        self._states.add_steps(rows, len(self._step_ends(repeats)))
         return [
             lambda rows=chunk, rule=rule, taken=taken: self._train(rows, repeats, rule, taken)
             for (rule, taken), group in groups
@@ -465,9 +471,9 @@ class SgdGroup(StackedGroup):
             with self._selected(rows, *self._states.values) as (values, *state):
                 outputs = engine.train(values, state, job)
             metrics = score(outputs, drawn_labels, first.loss, first.right)
-        for learner, of_peer in zip(learners, metrics, strict=True):
+        for learner, peer_metrics in zip(learners, metrics, strict=True):
             if learner.scheduler is not None:
-                learner.advance_schedule(of_peer, stacked=True)
+                learner.advance_schedule(peer_metrics, stacked=True)
         return self._with_indices(rows, metrics)
 
     def _test(self, rows: Sequence[int]) -> list[tuple[int, Metrics]]:
@@ -485,11 +491,15 @@ class SgdGroup(StackedGroup):
                 outputs = outputs + priors[:, None]
             kept += [outputs.clone()] if first.metrics else []  # `score` may overwrite them
             scores = score(outputs, labels.window(rows, begin, count), first.loss, first.right)
-            metrics = [a + b for a, b in zip(metrics, scores, strict=True)]
+            metrics = [total + batch for total, batch in zip(metrics, scores, strict=True)]
         if kept:
-            pairs = zip(torch.cat(kept, dim=1), labels.window(rows, 0, samples), strict=True)
-            named = [first.measure(*each) for each in pairs]
-            metrics = [replace(a, named=b) for a, b in zip(metrics, named, strict=True)]
+            by_peer = zip(
+                metrics, torch.cat(kept, dim=1), labels.window(rows, 0, samples), strict=True
+            )
+            metrics = [
+                replace(total, named=first.measure(outputs, targets))
+                for total, outputs, targets in by_peer
+            ]
         return self._with_indices(rows, metrics)
 
     def _priors(self, rows: Sequence[int]) -> Tensor | None:
