@@ -36,12 +36,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, as callbacks are told.
+    """How far a run is: what callbacks receive.
 
     round: the rounds so far, 0 at the start. In virtual time, a round takes as long as an average peer trains
         for one.
     rounds: how many there will be; None for a peer that learns for ever.
-    learners: those of all peers in this process, one in a live peer; their networks have the values of now.
+    learners: those of all peers in this process, one in a live peer; their networks have the current values.
     training: metrics of the samples that each peer trained on in its last round, by the peer's name; empty in
         a comparison.
     tests: metrics of each peer's latest test, by the peer's name; empty in `start`, and in `round`.
@@ -92,19 +92,19 @@ class Callback:
 class CallbackList:
     """The callbacks of one run, called one after the other; each method returns whether to stop.
 
-    stopped_by: the class of the first callback that asked for it; empty if none did.
+    stopped_by: the class name of the first callback that asked to stop; empty if none did.
     """
 
     def __init__(self, callbacks: Sequence[Callback] = ()):
-        for each in callbacks:
-            if not isinstance(each, Callback):
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
                 raise ModelError(
-                    f"callbacks: {each!r:.80} is a {type(each).__name__}, not an object of a subclass of "
-                    "gossamer.models.Callback"
+                    f"callbacks: {callback!r:.80} is a {type(callback).__name__}, not an object of a "
+                    "subclass of gossamer.models.Callback"
                 )
         self._callbacks = tuple(callbacks)
         self.stopped_by = ""
-        self._last: Progress | None = None
+        self._last_progress: Progress | None = None
 
     def __bool__(self) -> bool:
         return bool(self._callbacks)
@@ -122,16 +122,16 @@ class CallbackList:
         return self._call("test", progress)
 
     def end(self, *, after_error: bool = False) -> None:
-        """Call `end` of all callbacks with the progress that they saw last; nothing if none was started.
+        """Call `end` of all callbacks with the progress that they saw last, unless none has been started.
 
         after_error: log the errors of callbacks instead of raising the first, which would hide the one that
             ended the run.
         """
-        last, self._last = self._last, None
+        progress, self._last_progress = self._last_progress, None
         errors: list[GossamerError] = []
-        for each in () if last is None else self._callbacks:
+        for callback in () if progress is None else self._callbacks:
             try:
-                _call(each, "end", last)
+                _call(callback, "end", progress)
             except GossamerError as error:
                 errors.append(error)
         if errors and not after_error:
@@ -150,20 +150,21 @@ class CallbackList:
         self.end()
 
     def _call(self, method: str, progress: Progress) -> bool:
-        self._last = progress
-        stopping = [each for each in self._callbacks if _call(each, method, progress)]
+        """Call a method of all callbacks; return whether one of them asked to stop."""
+        self._last_progress = progress
+        stopping = [callback for callback in self._callbacks if _call(callback, method, progress)]
         if stopping and not self.stopped_by:
             self.stopped_by = type(stopping[0]).__name__
         return bool(stopping)
 
 
 def _call(callback: Callback, method: str, progress: Progress | None) -> bool:
-    """Call a method of a callback, and return whether to stop; an error of its own becomes a ModelError."""
+    """Call a method of a callback, and return whether to stop; its errors become a ModelError."""
     try:
         return bool(getattr(callback, method)(progress))
     except GossamerError:
         raise
-    except Exception as error:  # a user's own, which may raise anything
+    except Exception as error:  # a user's callback may raise anything
         kind = type(callback)
         where = describe_error(f"{kind.__module__}:{kind.__qualname__}", error)
         raise ModelError(f"callback {where}, in {method!r}") from error
@@ -185,15 +186,16 @@ def make_callbacks(entries: Sequence[str], folder: Path, name: str) -> list[Call
     """
     callbacks: list[Callback] = []
     for entry in entries:
-        given: dict[str, Any] = {"folder": folder, "name": name}
+        available: dict[str, Any] = {"folder": folder, "name": name}
         parameters = inspect.signature(load_entry(entry)).parameters
-        made = call_entry(entry, {key: given[key] for key in parameters if key in given})
-        for each in made if isinstance(made, list | tuple) else [made]:
-            if not isinstance(each, Callback):
+        arguments = {key: available[key] for key in parameters if key in available}
+        returned = call_entry(entry, arguments)
+        for callback in returned if isinstance(returned, list | tuple) else [returned]:
+            if not isinstance(callback, Callback):
                 raise ModelError(
-                    f"{entry} returned {type(each).__name__} instead of a gossamer.models.Callback"
+                    f"{entry} returned {type(callback).__name__} instead of a gossamer.models.Callback"
                 )
-            callbacks.append(each)
+            callbacks.append(callback)
     return callbacks
 
 
@@ -201,7 +203,11 @@ def make_callbacks(entries: Sequence[str], folder: Path, name: str) -> list[Call
 
 
 class _Best:
-    """The best value of a metric so far, and its round. The less the better, of a loss or an error."""
+    """The best value of a metric so far, and its round.
+
+    least: by how much a value must be better to count. smaller: whether less is better; None to decide by the
+    metric's name.
+    """
 
     def __init__(self, metric: str, least: float, smaller: bool | None):
         smaller = less_is_better(metric) if smaller is None else smaller
@@ -220,9 +226,9 @@ class _Best:
 
 
 class EarlyStopping(Callback):
-    """Stops a run when the mean of a metric over peers has not improved in so many tests.
+    """Stops a run when the mean of a metric over peers has not improved in `patience` tests.
 
-    metric: accuracy, loss, or the name of a metric. least: what counts as an improvement.
+    metric: accuracy, loss, or the name of a metric. least: a test must be better by more than this to count.
     smaller: whether less is better; by default for metrics with "loss" or "error" in their names.
     best, best_round: the best value so far, and its round.
     """
@@ -261,7 +267,7 @@ class EarlyStopping(Callback):
 
 
 class SaveNetworks(Callback):
-    """Saves every peer's network as FOLDER/PEER.safetensors when its swarm's mean is better than before.
+    """Saves every peer's network as FOLDER/PEER.safetensors when the mean over peers is better than before.
 
     metric, smaller: as in EarlyStopping; a metric of None saves after every test.
     """
@@ -312,7 +318,7 @@ class TensorBoard(Callback):
 
     def round(self, progress: Progress) -> None:
         """Write the mean training loss."""
-        losses = [each.mean_loss for each in progress.training.values() if each.samples]
+        losses = [metrics.mean_loss for metrics in progress.training.values() if metrics.samples]
         if losses:
             self._writer.add_scalar("training/loss", fmean(losses), progress.round)
 

@@ -21,7 +21,7 @@ Prepare = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 _TEST_BATCH = 256
 """Test samples that a LoaderLearner reads at once, unless its loader has batches of its own."""
-_loading = threading.Lock()
+_loading_lock = threading.Lock()
 """Held while a loader is read: its random numbers are torch's own, which all threads share."""
 
 
@@ -35,10 +35,10 @@ def epoch_length(source: Source) -> int | None:
 
 
 def first_samples(source: Source, count: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels of some samples of a data source, for looks at their shape."""
+    """Return inputs and labels of a few samples of a data source, which show what shapes it has."""
     if isinstance(source, DataLoader | IterableDataset):
         loader = source if isinstance(source, DataLoader) else DataLoader(source, count)
-        with _loading, torch.random.fork_rng([]):
+        with _loading_lock, torch.random.fork_rng([]):
             batch = next(iter(loader), None)
         if batch is None:
             raise ModelError("the data source has no samples; give it some")
@@ -83,17 +83,18 @@ def _as_pair(batch: Any) -> tuple[Tensor, Tensor]:
 class _EpochReader:
     """Reads the batches of a loader in one epoch, with random numbers of its own.
 
-    random: torch's random state, with which the loader goes on. taken: how many batches were read.
+    epoch_random, random: torch's random state for the loader, when the epoch began and now. taken: how many
+    batches were read.
     """
 
     def __init__(self, loader: DataLoader[Any], random: Tensor):
-        self.begin = self.random = random
+        self.epoch_random = self.random = random
         self.taken = 0
         self._loader, self._batches = loader, None
 
     def read(self) -> tuple[Tensor, Tensor] | None:
-        """Return the next batch; None at the end."""
-        with _loading, torch.random.fork_rng([]):
+        """Return the next batch; None at the end of the epoch."""
+        with _loading_lock, torch.random.fork_rng([]):
             torch.set_rng_state(self.random)
             if self._batches is None:
                 self._batches = iter(self._loader)
@@ -125,9 +126,9 @@ class LoaderLearner(SgdLearner):
     options
         The other arguments of SgdLearner.
 
-    In an arena such learners train one by one. After a restart, training goes on at the same batch; what a
-    loader had delivered in that epoch is read again for that. `score` and `buffers="recompute"` use the first
-    batch, or 64 samples, because these are all that is kept.
+    In an arena such learners train one by one. After a restart, training goes on at the same batch: the
+    loader's earlier batches of that epoch are read again and dropped. `score` and `buffers="recompute"` use
+    only the samples in memory: a loader's first batch, or SCORED_SAMPLES of a map-style Dataset.
     """
 
     def __init__(
@@ -143,18 +144,18 @@ class LoaderLearner(SgdLearner):
     ):
         self.network, self._prepare = network, prepare
         self._source, self._reader = train, None
-        self._used = 0  # samples of the current batch
-        self._tested = None if isinstance(test, tuple) else test
+        self._used_samples = 0  # of the current batch
+        self._test_source = None if isinstance(test, tuple) else test
         if isinstance(train, DataLoader | IterableDataset):
             self._loader = train if isinstance(train, DataLoader) else DataLoader(train, batch)
             batch = self._loader.batch_size or batch
             random = torch.Generator().manual_seed(seed).get_state()
             self._reader = _EpochReader(self._loader, random)
-            self._current = self._fetch(self._reader)
+            self._current_batch = self._next_loader_batch(self._reader)
         else:
-            self._current = self._ready(first_samples(train, SCORED_SAMPLES))
-        held_out = test if isinstance(test, tuple) else self._ready(first_samples(test, 2))
-        super().__init__(network, self._current, held_out, batch=batch, seed=seed, **options)
+            self._current_batch = self._convert(first_samples(train, SCORED_SAMPLES))
+        held_out = test if isinstance(test, tuple) else self._convert(first_samples(test, 2))
+        super().__init__(network, self._current_batch, held_out, batch=batch, seed=seed, **options)
 
     @property
     def sample_count(self) -> int:
@@ -172,8 +173,8 @@ class LoaderLearner(SgdLearner):
         """Return what SgdLearner returns, and the position in the loader."""
         state = super().state()
         if self._reader is not None:
-            begin, taken = self._reader.begin.clone(), self._reader.taken
-            state["loader"] = {"epoch": begin, "taken": taken, "used": self._used}
+            epoch, taken = self._reader.epoch_random.clone(), self._reader.taken
+            state["loader"] = {"epoch": epoch, "taken": taken, "used": self._used_samples}
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -183,31 +184,31 @@ class LoaderLearner(SgdLearner):
             position = state["loader"]
             self._reader = _EpochReader(self._loader, position["epoch"].clone())
             for _ in range(int(position["taken"])):
-                self._current = self._fetch(self._reader)
-            self._used = int(position["used"])
+                self._current_batch = self._next_loader_batch(self._reader)
+            self._used_samples = int(position["used"])
 
     def _next_batch(self, count: int) -> tuple[Tensor, Tensor]:
         if self._reader is None:
-            return self._ready(_read_items(self._source, self.draw(count).tolist()))
-        if self._used >= len(self._current[1]):
-            self._current, self._used = self._fetch(self._reader), 0
-        begin, end = self._used, min(self._used + count, len(self._current[1]))
-        self._used = end
-        return self._current[0][begin:end], self._current[1][begin:end]
+            return self._convert(_read_items(self._source, self.draw(count).tolist()))
+        if self._used_samples >= len(self._current_batch[1]):
+            self._current_batch, self._used_samples = self._next_loader_batch(self._reader), 0
+        begin = self._used_samples
+        end = self._used_samples = min(begin + count, len(self._current_batch[1]))
+        return self._current_batch[0][begin:end], self._current_batch[1][begin:end]
 
     def _held_out_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        if self._tested is None:
+        if self._test_source is None:
             yield from super()._held_out_batches()
             return
-        loader = self._tested
+        loader = self._test_source
         if not isinstance(loader, DataLoader):
             loader = DataLoader(loader, _TEST_BATCH)
         # The same random numbers for every test.
         reader = _EpochReader(loader, torch.Generator().manual_seed(0).get_state())
         while (batch := reader.read()) is not None:
-            yield self._ready(batch)
+            yield self._convert(batch)
 
-    def _fetch(self, reader: _EpochReader) -> tuple[Tensor, Tensor]:
+    def _next_loader_batch(self, reader: _EpochReader) -> tuple[Tensor, Tensor]:
         """Return the next batch of the loader; at its end, begin a new epoch."""
         batch = reader.read()
         if batch is None:
@@ -218,9 +219,9 @@ class LoaderLearner(SgdLearner):
                 f"peer {self.network.peer!r}: its loader has no samples in an epoch; a source that can be "
                 "read only once must be made anew by its __iter__"
             )
-        return self._ready(batch)
+        return self._convert(batch)
 
-    def _ready(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def _convert(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return a batch as the network needs it: prepared, in its dtype, and on its device."""
         inputs, labels = self._prepare(*batch) if self._prepare else batch
         flat = self.network.flat

@@ -73,12 +73,13 @@ class Metrics:
 
 
 def _add(a: Mapping[str, Weighted], b: Mapping[str, Weighted]) -> dict[str, Weighted]:
-    """Return the weighted means of metrics that both have, and those that only one has."""
-    both = {**a, **b}
+    """Return the weighted means of metrics in both `a` and `b`, and those that only one of them has."""
+    combined = {**a, **b}
     for name in a.keys() & b.keys():
-        (x, p), (y, q) = a[name], b[name]
-        both[name] = ((x * p + y * q) / (p + q) if p + q else nan, p + q)
-    return both
+        (x, x_weight), (y, y_weight) = a[name], b[name]
+        weight = x_weight + y_weight
+        combined[name] = ((x * x_weight + y * y_weight) / weight if weight else nan, weight)
+    return combined
 
 
 def as_record(test: Metrics) -> dict[str, object]:
@@ -124,20 +125,20 @@ def less_is_better(metric: str) -> bool:
 
 
 def find_metrics(metrics: Sequence[str | Metric]) -> tuple[Metric, ...]:
-    """Return metrics of which some are named by METRICS."""
-    found: list[Metric] = []
-    for each in metrics:
-        if not isinstance(each, str):
-            if not callable(each):
+    """Return metrics as functions, those given by name from METRICS; raise ModelError for an unknown name."""
+    functions: list[Metric] = []
+    for metric in metrics:
+        if not isinstance(metric, str):
+            if not callable(metric):
                 raise ModelError(
-                    f"metric {each!r:.80}: give a name or a function of outputs and labels"
+                    f"metric {metric!r:.80}: give a name or a function of outputs and labels"
                 )
-            found.append(each)
-        elif each in METRICS:
-            found.append(METRICS[each])
+            functions.append(metric)
+        elif metric in METRICS:
+            functions.append(METRICS[metric])
         else:
-            raise ModelError(f"unknown metric {each!r}; {hint(each, METRICS, are='there are')}")
-    return tuple(found)
+            raise ModelError(f"unknown metric {metric!r}; {hint(metric, METRICS, are='there are')}")
+    return tuple(functions)
 
 
 # --- ready metrics ------------------------------------------------------------------------------------
@@ -148,7 +149,8 @@ def predicted(outputs: Tensor) -> Tensor:
     return (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(dim=1)
 
 
-def _classes(outputs: Tensor) -> int:
+def _class_count(outputs: Tensor) -> int:
+    """Return the number of classes: a single output stands for two."""
     return max(2, outputs.shape[1])
 
 
@@ -157,9 +159,9 @@ def f1(outputs: Tensor, labels: Tensor) -> float:
 
     Classes that no sample has, and that are not predicted, are left out.
     """
-    classes, said = _classes(outputs), predicted(outputs)
-    hits = torch.bincount(labels[said == labels], minlength=classes).double()
-    total = torch.bincount(labels, minlength=classes) + torch.bincount(said, minlength=classes)
+    classes, predictions = _class_count(outputs), predicted(outputs)
+    hits = torch.bincount(labels[predictions == labels], minlength=classes).double()
+    total = torch.bincount(torch.cat([labels, predictions]), minlength=classes)  # 2TP + FP + FN
     return float((2 * hits / total)[total > 0].mean())
 
 
@@ -174,20 +176,20 @@ def auc(outputs: Tensor, labels: Tensor) -> Weighted:
         scores = dict(enumerate(outputs.softmax(dim=1).unbind(dim=1)))
     areas = []
     for label, score in scores.items():
-        has = labels == label
-        positive, negative = int(has.sum()), int((~has).sum())
+        has_label = labels == label
+        positive, negative = int(has_label.sum()), int((~has_label).sum())
         if positive and negative:
             # Mann and Whitney: by the ranks of those that have the class; equal scores have their mean rank.
-            _, place, counts = score.unique(return_inverse=True, return_counts=True)
-            ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[place]
-            above = float(ranks[has].sum()) - positive * (positive + 1) / 2
+            _, value_index, counts = score.unique(return_inverse=True, return_counts=True)
+            ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[value_index]
+            above = float(ranks[has_label].sum()) - positive * (positive + 1) / 2
             areas.append(above / (positive * negative))
     return (sum(areas) / len(areas), len(labels)) if areas else (nan, 0)
 
 
 def class_accuracy(outputs: Tensor, labels: Tensor) -> dict[str, Weighted]:
     """Return the accuracy on the samples of each class, `accuracy_0` and so on, weighted by their number."""
-    classes = _classes(outputs)
+    classes = _class_count(outputs)
     counts = torch.bincount(labels, minlength=classes).tolist()
     hits = torch.bincount(labels[predicted(outputs) == labels], minlength=classes).tolist()
     pairs = enumerate(zip(hits, counts, strict=True))
@@ -257,7 +259,7 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 LOSSES: dict[str, Loss] = {"squared": squared_error, "cross-entropy": cross_entropy}
 """The losses that a name stands for, in configs and in `SgdLearner`."""
-_OF_CLASSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "MultiLabelMarginLoss")
+_LOSSES_OF_CLASSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "MultiLabelMarginLoss")
 """Losses of torch whose targets are integers; all others get floats."""
 
 
@@ -274,11 +276,11 @@ class TorchLoss:
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each sample."""
-        if self.name not in _OF_CLASSES:
+        if self.name not in _LOSSES_OF_CLASSES:
             labels = labels.to(outputs.dtype)
         if outputs.ndim == labels.ndim + 1 and outputs.shape[-1] == 1:
             outputs = outputs[..., 0]
-        if self.name not in _OF_CLASSES and outputs.shape != labels.shape:
+        if self.name not in _LOSSES_OF_CLASSES and outputs.shape != labels.shape:
             raise ValueError(f"{self.name} compares outputs with targets of the same shape")
         losses = _criterion(self, outputs.dtype, outputs.device)(outputs, labels)
         return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
@@ -300,26 +302,30 @@ def decision_threshold(loss: Loss) -> float:
     return 0.0 if of_logits or loss is cross_entropy else 0.5
 
 
-def find_loss(given: NameOrTable) -> Loss:
+def find_loss(name_or_table: NameOrTable) -> Loss:
     """Return the loss of this name: cross-entropy, squared, or a loss of torch.nn such as HuberLoss."""
-    name, options = read_name("loss", given)
+    name, options = read_name("loss", name_or_table)
     if not options and name in (*LOSSES, "CrossEntropyLoss"):
         return LOSSES.get(name, cross_entropy)
-    made = find_class("loss", name, nn.modules.loss, nn.Module, list(LOSSES))
-    parameters = inspect.signature(made).parameters
-    known = [each for each in parameters if each not in ("reduction", "size_average", "reduce")]
-    if unknown := [each for each in options if each not in known]:
+    loss_class = find_class("loss", name, nn.modules.loss, nn.Module, list(LOSSES))
+    parameters = inspect.signature(loss_class).parameters
+    known = [key for key in parameters if key not in ("reduction", "size_average", "reduce")]
+    if unknown := [key for key in options if key not in known]:
         raise ModelError(
             f"loss {name!r} has no argument {unknown[0]!r}; {hint(unknown[0], known, are='it has')}"
         )
-    if "reduction" not in parameters or len(inspect.signature(made.forward).parameters) != 3:
+    if "reduction" not in parameters or len(inspect.signature(loss_class.forward).parameters) != 3:
         raise ModelError(
-            f"loss {name!r} is no loss of outputs and targets with one number per sample; give a function"
+            f"loss {name!r} does not compare outputs with targets, sample by sample; give a function"
         )
     pairs = sorted(options.items())
-    found = TorchLoss(name, tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in pairs))
-    _criterion(found, torch.float32, torch.device("cpu"))  # raises for arguments of a wrong type
-    return found
+    torch_loss = TorchLoss(
+        name, tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in pairs)
+    )
+    _criterion(
+        torch_loss, torch.float32, torch.device("cpu")
+    )  # raises for arguments of a wrong type
+    return torch_loss
 
 
 def _one_hot(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -287,21 +287,21 @@ SchedulerFactory = Callable[[torch.optim.Optimizer], Scheduler]
 NameOrTable = str | Mapping[str, Any]
 """The name of a class, or a table with its name and arguments: `{"name": "SGD", "momentum": 0.9}`."""
 
-_OWN: dict[str, tuple[type[RuleOptimizer], str, dict[str, Any]]] = {
+_BUILT_IN: dict[str, tuple[type[RuleOptimizer], str, dict[str, Any]]] = {
     "sgd": (Sgd, "SGD", {}),
     "momentum": (Sgd, "SGD", {"momentum": 0.9}),
     "adam": (Adam, "Adam", {}),
 }
-"""Names of the optimizers here: the class, torch's name for it, and its arguments unless others are given."""
-_WITH_CLOSURE = ("LBFGS", "SparseAdam")
+"""The optimizers of this module by name: the class, torch's name for it, and its default arguments."""
+_UNSUPPORTED = ("LBFGS", "SparseAdam")
 """Torch's optimizers that a learner cannot use: they call the loss themselves, or need sparse gradients."""
 
 
-def read_name(kind: str, given: NameOrTable) -> tuple[str, dict[str, Any]]:
+def read_name(kind: str, name_or_table: NameOrTable) -> tuple[str, dict[str, Any]]:
     """Return name and arguments; raise ModelError, which begins with `kind`, if there is no name."""
-    if isinstance(given, str):
-        return given, {}
-    options = dict(given)
+    if isinstance(name_or_table, str):
+        return name_or_table, {}
+    options = dict(name_or_table)
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise ModelError(
@@ -310,98 +310,105 @@ def read_name(kind: str, given: NameOrTable) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def find_class(kind: str, name: str, module: Any, base: type, own: Sequence[str] = ()) -> type[Any]:
+def find_class(
+    kind: str, name: str, module: Any, base: type, other_names: Sequence[str] = ()
+) -> type[Any]:
     """Return the class of this name in a module of torch; raise ModelError with the nearest name if none is.
 
-    own: further names that the error tells, of things that are not in the module.
+    other_names: names outside the module that the error may suggest too.
     """
-    classes = {each: getattr(module, each) for each in module.__all__}
+    members = {key: getattr(module, key) for key in module.__all__}
     classes = {
-        each: value
-        for each, value in classes.items()
+        key: value
+        for key, value in members.items()
         if isinstance(value, type) and issubclass(value, base) and value is not base
     }
     if name in classes:
         return classes[name]
-    names = [each for each in classes if each not in _WITH_CLOSURE]
-    raise ModelError(f"unknown {kind} {name!r}; {hint(name, [*own, *names])}")
+    names = [key for key in classes if key not in _UNSUPPORTED]
+    raise ModelError(f"unknown {kind} {name!r}; {hint(name, [*other_names, *names])}")
 
 
 def check_arguments(
-    kind: str, name: str, made: type[Any], options: Mapping[str, Any], given: int
+    kind: str, name: str, torch_class: type[Any], options: Mapping[str, Any], positional: int
 ) -> None:
-    """Raise ModelError for an argument that a class does not have, or needs besides the first `given`."""
-    parameters = list(inspect.signature(made).parameters.values())[given:]
-    known = [each.name for each in parameters if each.name not in ("args", "kwargs")]
-    if unknown := [each for each in options if each not in known]:
+    """Raise ModelError for an argument in `options` that a class does not have, or for one that is missing.
+
+    positional: how many arguments of the class are passed by position, before `options`.
+    """
+    parameters = list(inspect.signature(torch_class).parameters.values())[positional:]
+    known = [item.name for item in parameters if item.name not in ("args", "kwargs")]
+    if unknown := [key for key in options if key not in known]:
         nearest = hint(unknown[0], known, are="it has")
         raise ModelError(f"{kind} {name!r} has no argument {unknown[0]!r}; {nearest}")
     required = [
-        each.name
-        for each in parameters
-        if each.default is inspect.Parameter.empty and each.name in known
+        item.name
+        for item in parameters
+        if item.default is inspect.Parameter.empty and item.name in known
     ]
-    if missing := [each for each in required if each not in options]:
+    if missing := [key for key in required if key not in options]:
         raise ModelError(
             f'{kind} {name!r} needs {missing[0]}: write {{name = "{name}", {missing[0]} = …}}'
         )
 
 
-def call(kind: str, name: str, made: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """Call a class of torch; errors about its arguments become a ModelError."""
+def call(kind: str, name: str, function: Callable[..., Any], *values: Any, **options: Any) -> Any:
+    """Call a class or method of torch; errors about its arguments become a ModelError."""
     try:
-        return made(*given, **options)
+        return function(*values, **options)
     except (TypeError, ValueError, KeyError, ArithmeticError) as error:
         raise ModelError(f"{kind} {name!r}: {' '.join(str(error).split())}") from None
 
 
 def find_optimizer(
-    given: NameOrTable, rate: float, *, in_torch: bool = False, **defaults: Any
+    name_or_table: NameOrTable, rate: float, *, in_torch: bool = False, **defaults: Any
 ) -> OptimizerFactory:
     """Return a function that makes an optimizer by name: sgd, momentum, adam, or a class of torch.optim.
 
-    in_torch: use torch's class for the first three too, as a scheduler needs it. defaults: arguments, unless
-    `given` has them.
+    in_torch: use torch's class for the first three too, as a scheduler needs it. defaults: arguments that the
+    table may override.
     """
-    name, options = read_name("optimizer", given)
+    name, options = read_name("optimizer", name_or_table)
     if "lr" in options or "rate" in options:
         raise ModelError(f"optimizer {name!r}: its learning rate is `rate`, not an argument")
-    if name in _WITH_CLOSURE:
+    if name in _UNSUPPORTED:
         raise ModelError(
             f"optimizer {name!r} cannot be used: it calls the loss itself, or needs sparse gradients; take "
             "another, such as 'AdamW'"
         )
-    made: type[Any]
-    if name in _OWN:
-        own, torch_name, usual = _OWN[name]
+    optimizer_class: type[Any]
+    if name in _BUILT_IN:
+        optimizer_class, torch_name, usual = _BUILT_IN[name]
         options = {**usual, **defaults, **options}
-        made = getattr(torch.optim, torch_name) if in_torch else own
+        if in_torch:
+            optimizer_class = getattr(torch.optim, torch_name)
     else:
-        made = find_class("optimizer", name, torch.optim, torch.optim.Optimizer, list(_OWN))
+        base = torch.optim.Optimizer
+        optimizer_class = find_class("optimizer", name, torch.optim, base, list(_BUILT_IN))
         options = {**defaults, **options}
-    check_arguments("optimizer", name, made, options, 2)
+    check_arguments("optimizer", name, optimizer_class, options, 2)
     options = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
 
     def make(parameters: list[nn.Parameter]) -> Any:
-        return call("optimizer", name, made, parameters, rate, **options)
+        return call("optimizer", name, optimizer_class, parameters, rate, **options)
 
     make([nn.Parameter(torch.zeros(1, 1))])  # raises for arguments of a wrong type or size
     return make
 
 
-def find_scheduler(given: NameOrTable) -> SchedulerFactory:
+def find_scheduler(name_or_table: NameOrTable) -> SchedulerFactory:
     """Return a function that makes the scheduler of this name, a class of torch.optim.lr_scheduler."""
-    name, options = read_name("scheduler", given)
-    made = find_class("scheduler", name, torch.optim.lr_scheduler, Scheduler)
-    check_arguments("scheduler", name, made, options, 1)
+    name, options = read_name("scheduler", name_or_table)
+    scheduler_class = find_class("scheduler", name, torch.optim.lr_scheduler, Scheduler)
+    check_arguments("scheduler", name, scheduler_class, options, 1)
 
     def make(optimizer: torch.optim.Optimizer) -> Any:
-        return call("scheduler", name, made, optimizer, **options)
+        return call("scheduler", name, scheduler_class, optimizer, **options)
 
-    # A first step, of an optimizer of nothing, raises for arguments of a wrong type or size.
+    # A first step, with a throw-away optimizer, raises for arguments of a wrong type or size.
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1, 1))], 0.1, momentum=0.9)
     scheduler = make(optimizer)
     optimizer.step()
-    loss = [0.0] if made is torch.optim.lr_scheduler.ReduceLROnPlateau else []
+    loss = [0.0] if scheduler_class is torch.optim.lr_scheduler.ReduceLROnPlateau else []
     call("scheduler", name, scheduler.step, *loss)
     return make

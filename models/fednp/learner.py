@@ -215,9 +215,7 @@ def add_auxiliary(network: SlicedNetwork, auxiliary: Auxiliary) -> SlicedNetwork
         tuple(replace(tensor, name=f"model.{tensor.name}") for tensor in tensors)
         for tensors in (anatomy.parameters, anatomy.buffers)
     )
-    cell = int(
-        anatomy.first_cells[-1]
-    )  # the cell of `fednp`; that of `fednp-sites` is the next one
+    cell = int(anatomy.first_cells[-1])  # of `fednp`; the next one is that of `fednp-sites`
     added_parameters = (
         in_one_cell(f"{MODEL}.{name}", value, cell if value.requires_grad else cell + 1)
         for name, value in auxiliary.named_parameters()
@@ -558,7 +556,7 @@ class PeerCount:
 
     Gossip's count is exact when push-sum has converged, and may be wrong by any factor before. The number of
     peers seen (those with a presence, or all peers of an arena) is available at once, but may include peers
-    that are gone.
+    that have left.
     """
 
     seen: float = 1.0
@@ -582,8 +580,8 @@ class PeerCount:
         """Return how many peers there are; infinite if unknown."""
         # Peers that have left still count: their contributions are in the means.
         self.seen = max(self.seen, seen)
-        is_old_enough = self.trainings >= _trainings_needed(gossiped)
-        is_steady = is_old_enough and _are_close(gossiped, self.reference)
+        lasted_enough = self.trainings >= _trainings_needed(gossiped)
+        is_steady = lasted_enough and _are_close(gossiped, self.reference)
         return min(gossiped, self.seen) if is_steady else self.seen
 
     def steady(self, gossiped: float, seen: float) -> bool:

@@ -209,7 +209,7 @@ def test_schedulers_that_need_much_are_tried_without_harm(name: str) -> None:
         ({"scheduler": {"name": "StepLR", "step_size": 0}}, "scheduler 'StepLR': "),
         ({"loss": "HuberLos"}, "unknown loss 'HuberLos'; did you mean 'HuberLoss'"),
         ({"loss": {"name": "HuberLoss", "dleta": 2}}, "no argument 'dleta'; did you mean 'delta'"),
-        ({"loss": "TripletMarginLoss"}, "is no loss of outputs and targets"),
+        ({"loss": "TripletMarginLoss"}, "does not compare outputs with targets"),
         ({"loss": "HuberLoss"}, "peer 'a', training samples: the loss failed .* the same shape"),
     ],
 )  # fmt: skip
