@@ -388,7 +388,9 @@ class MultiTaskLearner:
         """Return the dual variables, the v_t that was last averaged, Ω, and the random state."""
         return {
             "alpha": torch.from_numpy(self._node.alpha.copy()),
-            "told": torch.from_numpy(self._averaged_v.copy()),
+            "told": torch.from_numpy(
+                self._averaged_v.copy()
+            ),  # the key that older checkpoints have
             "omega": torch.from_numpy(self.omega.copy()),
             "rounds": self._rounds,
             "random": self._node.random_state(),

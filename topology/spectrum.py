@@ -76,8 +76,8 @@ def predicted_exchanges(gap: float, tolerance: float = 1e-6) -> float:
     """Return how many exchanges it takes until the error is `tolerance` times the first error.
 
     That is for the worst starting values. Others contain less of the slowest mode and need a fixed number of
-    exchanges less.
-    Push-sum's weights converge at the same rate, which can cost one exchange more. `inf` for a gap of 0.
+    exchanges less. Push-sum's weights converge at the same rate, which can cost one exchange more. `inf` if
+    the gap is 0.
     """
     if not 0 < tolerance < 1:
         raise TopologyError(f"tolerance is a fraction of the first error, 0 … 1, not {tolerance}")
@@ -284,8 +284,8 @@ def _factorized_gap(symmetric: csr_array, top: Vector) -> float:
     return float(weights @ differences**2 / 2 / (slowest @ slowest))
 
 
-def _arnoldi(apply: Callable[[NDArray], NDArray], peers: int, rounds: int = 60) -> float:
-    """Return |λ2| of the matrix that `apply` multiplies by; ArpackNoConvergence after `rounds` restarts."""
+def _arnoldi(apply: Callable[[NDArray], NDArray], peers: int) -> float:
+    """Return |λ2| of the matrix that `apply` multiplies by; ArpackNoConvergence after 60 restarts."""
 
     def multiply_deflated(vector: NDArray) -> NDArray:
         return _deflate(apply, vector.ravel())
@@ -299,7 +299,7 @@ def _arnoldi(apply: Callable[[NDArray], NDArray], peers: int, rounds: int = 60) 
         k=min(4, peers - 2),
         v0=start,
         ncv=min(peers, 60),
-        maxiter=rounds,
+        maxiter=60,
         tol=1e-11,  # pyright: ignore[reportArgumentType]
         return_eigenvectors=False,
     )

@@ -63,10 +63,10 @@ def name_peers(
     return "{" + shown + more + "}"
 
 
-def name_components(components: Sequence[Iterable[object]], limit: int = 4) -> str:
-    """Return the components of a disconnected graph as text for a message."""
-    shown = "; ".join(name_peers(component) for component in components[:limit])
-    more = f"; … {len(components) - limit} more" if len(components) > limit else ""
+def name_components(components: Sequence[Iterable[object]]) -> str:
+    """Return the components of a disconnected graph as text for a message, at most four of them."""
+    shown = "; ".join(name_peers(component) for component in components[:4])
+    more = f"; … {len(components) - 4} more" if len(components) > 4 else ""
     return shown + more
 
 

@@ -363,7 +363,7 @@ class FedNPLearner:
                 "first": [moment.clone() for moment in self._moments[0]],
                 "second": [moment.clone() for moment in self._moments[1]],
             },
-            "untold": self._not_contributed.clone(),
+            "untold": self._not_contributed.clone(),  # the key that older checkpoints have
             "count": asdict(self._count),
             "generator": self._generator.get_state(),
         }
