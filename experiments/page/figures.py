@@ -20,10 +20,10 @@ from .peer_map import Links, Names, PeerMap, Positions, models_text, peer_size, 
 from .style import (
     COLOURS,
     INK,
-    MEAN,
+    MEAN_COLOUR,
     NO_DATA,
-    PLAIN,
-    STATE,
+    PLAIN_CELL,
+    STATE_CELL,
     TABLE_STYLE,
     WIDGET_STYLE,
     Model,
@@ -39,9 +39,9 @@ from .style import (
     refill,
 )  # fmt: skip
 
-SMALL = 230
+SMALL_HEIGHT = 230
 """The height of the smaller figures, in pixels."""
-ROW = 26
+ROW_HEIGHT = 26
 """The height of a table's row, in pixels."""
 MOST_ROWS, MOST_EVENT_ROWS = 9, 7
 """The most rows of the tables of peers and of events that are shown before they are scrolled."""
@@ -67,7 +67,7 @@ _ROW_OF = {kind: row for row, kinds in EVENT_ROWS.items() for kind in kinds}
 class Panels:
     """The figures of one history; `roots` are to be placed on the page, by name, in that order.
 
-    whole: the history at its end, if that is known: what it says nothing about is left out.
+    final: the history of the finished run, if it is finished; figures that it has no data for are left out.
     place: returns the positions of peers on the map, from their names and links.
     spread: whether peers may be coloured by `PeerState.spread` too.
     """
@@ -75,20 +75,21 @@ class Panels:
     def __init__(
         self,
         history: History,
-        whole: History | None = None,
+        final: History | None = None,
         *,
         height: int = 380,
         place: Callable[[Names, Links], Positions] = place_by_hops,
         spread: bool = False,
     ):
-        self._history, self._whole = history, whole
-        self._end: dict[str, list[Any]] | None = None
-        if whole is not None:
-            states = _ordered(whole)
-            self._end = _peer_columns(states, group_colours(states), {}, whole)
+        self._history, self._final = history, final
+        self._final_columns: dict[str, list[Any]] | None = None
+        if final is not None:
+            states = _ordered(final)
+            self._final_columns = _peer_columns(states, group_colours(states), {}, final)
         self._height = height
         self._drawn: dict[str, int] = {}
-        self._events_drawn = -1
+        """By peer, the `_curve_hash` of the curve that is drawn."""
+        self._drawn_events = -1
         self.peers = bk.ColumnDataSource(_peer_columns([], {}, {}, history))
         # Apart from the other columns, since only lines that have grown are sent; a click selects in both.
         self.lines = bk.ColumnDataSource(_line_columns([], {}), selected=self.peers.selected)
@@ -112,8 +113,8 @@ class Panels:
         show_all.js_on_click(
             bk.CustomJS(args={"peers": self.peers}, code="peers.selected.indices = []")
         )
-        self._table, self._events_shown = self._peer_table(), self._event_table()
-        self._filter_on_click(self._table)
+        self._peer_list, self._event_list = self._peer_table(), self._event_table()
+        self._filter_on_click(self._peer_list)
         controls: Model = layouts.row(
             self.map.colours, self.map.model, self._selected, show_all, sizing_mode="stretch_width",
             styles={"flex-wrap": "wrap"},
@@ -126,11 +127,11 @@ class Panels:
             "metrics": self._metric_plot,
             "disagreement": self._model_plot,
             "sent": sent,
-            "peers": self._table,
+            "peers": self._peer_list,
             "timeline": timeline,
-            "events": self._events_shown,
+            "events": self._event_list,
         }
-        left_out = set() if whole is None else _without_data(whole)
+        left_out = set() if final is None else _without_data(final)
         self.roots = {name: root for name, root in roots.items() if name not in left_out}
         self.update()
 
@@ -153,8 +154,8 @@ class Panels:
             bk.TapTool(renderers=[lines]),
         )
         marks = self._mark(plot)
-        fields = {"group": means, "what": marks}
-        items = [bk.LegendItem(label={"field": k}, renderers=[each]) for k, each in fields.items()]
+        fields = ("group", means), ("what", marks)
+        items = [bk.LegendItem(label={"field": name}, renderers=[lines]) for name, lines in fields]
         plot.add_layout(line_legend(items), "below")
         return plot
 
@@ -169,28 +170,28 @@ class Panels:
     def _disagreement(self) -> Model:
         self._log_range = log_range()
         plot = named_lines(
-            self.models, "model", "disagreement per partial model", SMALL, x_label=self._history.x_label,
-            x_range=self.x_range, y_axis_type="log", y_range=self._log_range,
+            self.models, "model", "disagreement per partial model", SMALL_HEIGHT,
+            x_label=self._history.x_label, x_range=self.x_range, y_axis_type="log", y_range=self._log_range,
         )  # fmt: skip
         self._mark(plot)
         return plot
 
     def _metrics(self) -> Model:
         return named_lines(
-            self.metrics, "metric", "other metrics, mean over peers", SMALL, x_label=self._history.x_label,
-            x_range=self.x_range,
+            self.metrics, "metric", "other metrics, mean over peers", SMALL_HEIGHT,
+            x_label=self._history.x_label, x_range=self.x_range,
         )  # fmt: skip
 
     def _sent(self) -> Model:
         plot = line_figure(
-            "bytes sent by all peers, MB", SMALL, self._history.x_label, x_range=self.x_range
+            "bytes sent by all peers, MB", SMALL_HEIGHT, self._history.x_label, x_range=self.x_range
         )
         plot.line("x", "y", source=self.sent, line_width=2, line_color=COLOURS[0])
         return plot
 
     def _timeline(self) -> Model:
-        kinds = None if self._whole is None else {event.kind for event in self._whole.events}
-        rows = [row for row, of_row in EVENT_ROWS.items() if kinds is None or kinds & {*of_row}]
+        kinds = None if self._final is None else {event.kind for event in self._final.events}
+        rows = [r for r, row_kinds in EVENT_ROWS.items() if kinds is None or kinds & {*row_kinds}]
         # Peers may have joined long before the page was opened: the curves keep a range of their own.
         recorded = self._history.origin is None
         x_label = self._history.x_label if recorded else "seconds since watching began"
@@ -210,49 +211,49 @@ class Panels:
     def _peer_table(self) -> Model:
         # What matters most is first: a narrow window shows only that before it is scrolled.
         shown = [
-            ("peer", "peer", self._name_width(), PLAIN), ("state", "state", 90, STATE),
+            ("peer", "peer", self._name_width(), PLAIN_CELL), ("state", "state", 90, STATE_CELL),
             ("round", "round", 60, "0,0"), ("accuracy", "accuracy", 75, "0.000"),
-            ("reason", "reason", 270, PLAIN), ("checked", "signature", 80, STATE),
-            ("gain", "gain over alone", 120, "+0.000"), ("group", "group", 90, PLAIN),
-            ("disagreement", "disagreement", 130, PLAIN), ("metrics", "other metrics", 200, PLAIN),
+            ("reason", "reason", 270, PLAIN_CELL), ("checked", "signature", 80, STATE_CELL),
+            ("gain", "gain over alone", 120, "+0.000"), ("group", "group", 90, PLAIN_CELL),
+            ("disagreement", "disagreement", 130, PLAIN_CELL), ("metrics", "other metrics", 200, PLAIN_CELL),
             ("mb", "MB sent", 75, "0,0.0"), ("seen", "last heard", 85, None),
         ]  # fmt: skip
-        self._columns = [column(*each) for each in shown]
+        self._columns = [column(*arguments) for arguments in shown]
         self._peer_filter = bk.BooleanFilter(booleans=None)
         return bk.DataTable(
             source=self.peers, view=bk.CDSView(filter=self._peer_filter), columns=self._columns,
-            height=_table_height(0, MOST_ROWS), index_position=None, row_height=ROW,
+            height=_table_height(0, MOST_ROWS), index_position=None, row_height=ROW_HEIGHT,
             sizing_mode="stretch_width",
             stylesheets=[TABLE_STYLE],
         )  # fmt: skip
 
     def _name_width(self) -> int:
         """The width of a column of peers' names, in pixels."""
-        names = (self._history if self._whole is None else self._whole).peers
+        names = (self._history if self._final is None else self._final).peers
         return min(max(70, 22 + 8 * max(map(len, names), default=0)), 200)
 
     def _show_columns(self, values: Mapping[str, Sequence[Any]]) -> None:
-        """Show those columns of the table of peers that tell something. values: of the table, or its end."""
-        left_out = set() if self._whole is None else {"seen", "checked"}
-        for each in self._columns:
-            is_empty = each.field not in ("peer", "state") and _is_empty(values[each.field])
-            if each.visible != (visible := not is_empty and each.field not in left_out):
-                each.visible = visible
+        """Show the columns of the table of peers that are not empty. values: the data of the columns."""
+        left_out = set() if self._final is None else {"seen", "checked"}
+        for shown in self._columns:
+            is_empty = shown.field not in ("peer", "state") and _is_empty(values[shown.field])
+            if shown.visible != (visible := not is_empty and shown.field not in left_out):
+                shown.visible = visible
         style = least_width(self._columns)
-        if self._table.stylesheets[1:] != [style]:
-            self._table.stylesheets = [TABLE_STYLE, style]
+        if self._peer_list.stylesheets[1:] != [style]:
+            self._peer_list.stylesheets = [TABLE_STYLE, style]
 
     def _event_table(self) -> Model:
         shown = [
-            ("when", "when", 90, None), ("kind", "event", 80, STATE),
-            ("peer", "peer", self._name_width(), PLAIN), ("text", "what happened", 420, PLAIN),
+            ("when", "when", 90, None), ("kind", "event", 80, STATE_CELL),
+            ("peer", "peer", self._name_width(), PLAIN_CELL), ("text", "what happened", 420, PLAIN_CELL),
         ]  # fmt: skip
         self._event_table_filter = bk.BooleanFilter(booleans=None)
-        columns = [column(*each, sortable=False) for each in shown]
+        columns = [column(*arguments, sortable=False) for arguments in shown]
         return bk.DataTable(
             source=self.events, view=bk.CDSView(filter=self._event_table_filter),
             columns=columns, height=_table_height(0, MOST_EVENT_ROWS),
-            index_position=None, row_height=ROW, sizing_mode="stretch_width",
+            index_position=None, row_height=ROW_HEIGHT, sizing_mode="stretch_width",
             stylesheets=[TABLE_STYLE, least_width(columns)], selectable=False,
         )  # fmt: skip
 
@@ -283,7 +284,7 @@ class Panels:
     # --- filling them from the history --------------------------------------------------------------
 
     def update(self, history: History | None = None) -> None:
-        """Draw what has changed in the history since the last call. history: takes the place of the first."""
+        """Draw what has changed since the last call. history: replaces the one that is drawn."""
         self._history = history = history or self._history
         states = _ordered(history)
         colours = group_colours(states)
@@ -291,21 +292,23 @@ class Panels:
         columns = _peer_columns(states, colours, place, history, self.map.below)
         chosen = {self.peers.data["peer"][i] for i in self.peers.selected.indices}
         if refill(self.peers, columns):
-            # A newcomer may stand before a peer that was clicked.
+            # The rows of clicked peers may have moved, as a new peer is inserted in order of names.
             self.peers.selected.indices = [i for i, s in enumerate(states) if s.name in chosen]
-            self._show_columns(self._end or columns)
-            self._table.height = _table_height(len((self._whole or history).peers), MOST_ROWS)
+            self._show_columns(self._final_columns or columns)
+            self._peer_list.height = _table_height(len((self._final or history).peers), MOST_ROWS)
         lines = _line_columns(states, colours)
         if any(list(self.lines.data[name]) != lines[name] for name in ("peer", "colour")):
             self.lines.data = lines
-        elif grown := [i for i, s in enumerate(states) if self._drawn.get(s.name) != _stamp(s)]:
+        elif grown := [
+            i for i, s in enumerate(states) if self._drawn.get(s.name) != _curve_hash(s)
+        ]:
             self.lines.patch({axis: [(i, lines[axis][i]) for i in grown] for axis in ("xs", "ys")})
-        self._drawn = {state.name: _stamp(state) for state in states}
+        self._drawn = {state.name: _curve_hash(state) for state in states}
         self._update_events()
         self._update_lines(colours)
         self.map.update(history)
         self.headline.text = headline(history)
-        hidden = _without_data(self._whole or history)
+        hidden = _without_data(self._final or history)
         for name, root in self.roots.items():
             if root.css_classes != (classes := [NO_DATA] if name in hidden else []):
                 root.css_classes = classes
@@ -318,7 +321,7 @@ class Panels:
             for name, curve in sorted(history.groups.items(), key=lambda item: natural_key(item[0]))
             if len(colours) > 1 and name in colours  # a peer's group may have changed
         ]
-        groups.append(("mean of the peers present", history.mean_accuracy, MEAN, 3.4))
+        groups.append(("mean of the peers present", history.mean_accuracy, MEAN_COLOUR, 3.4))
         self.groups.data = {
             "xs": [list(c.x) for _, c, *_ in groups], "ys": [list(c.y) for _, c, *_ in groups],
             "group": [name for name, *_ in groups], "colour": [colour for _, _, colour, _ in groups],
@@ -327,13 +330,13 @@ class Panels:
         marked = len(set(self.marks.data["what"]))
         self._curve_plot.height = full_height(self._height, len(groups) + marked)
         models = list(history.disagreement.items())[: len(COLOURS)]
-        self._model_plot.height = full_height(SMALL, len(models))
+        self._model_plot.height = full_height(SMALL_HEIGHT, len(models))
         self.models.data = line_columns("model", {name: (c.x, c.y) for name, c in models})
         if values := [y for _, curve in models for y in curve.y]:
             low, high = floor(log10(min(values))), ceil(log10(max(values)))
             self._log_range.update(start=10.0**low, end=10.0 ** max(high, low + 1))
         metrics = dict(list(history.metrics.items())[: len(COLOURS)])
-        self._metric_plot.height = full_height(SMALL, len(metrics))
+        self._metric_plot.height = full_height(SMALL_HEIGHT, len(metrics))
         self.metrics.data = line_columns("metric", {n: (c.x, c.y) for n, c in metrics.items()})
         self.sent.data = {
             "x": list(history.megabytes_sent.x) or [0.0],
@@ -342,13 +345,13 @@ class Panels:
 
     def _update_events(self) -> None:
         events = self._history.events
-        stamp = hash(tuple(events[-3:])) ^ len(events)
-        if stamp != self._events_drawn:
-            self._events_drawn = stamp
+        events_hash = hash(tuple(events[-3:])) ^ len(events)
+        if events_hash != self._drawn_events:
+            self._drawn_events = events_hash
             self.events.data = _event_columns(events, self._history.origin)
-            # Of a playback, all that will be shown, so that what stands below does not move.
-            count = len((self._whole or self._history).events)
-            self._events_shown.height = _table_height(count, MOST_EVENT_ROWS)
+            # During a playback, room for the events of the whole run, so that what is below does not move.
+            count = len((self._final or self._history).events)
+            self._event_list.height = _table_height(count, MOST_EVENT_ROWS)
             # A curve begins when the page is opened, and need not be drawn from an earlier event on.
             marked = [event for event in events if event.kind in MARKED and event.time >= 0]
             self.marks.data = {
@@ -359,13 +362,13 @@ class Panels:
             }
         first = min((event.time for event in events if event.time < 0), default=0.0)
         last = max(self._history.now, 1.0)
-        margin = 0.02 * (last - first)  # else the first mark and the last are cut in two
+        margin = 0.02 * (last - first)  # so that the first and the last mark are not cut in two
         self._event_range.update(start=first - margin, end=last + margin)
 
 
 def _table_height(rows: int, most: int) -> int:
     """Return the height of a table with so many rows, of which `most` are shown at once."""
-    return ROW * (1 + min(max(rows, 1), most)) + 20  # also for the bar that scrolls it
+    return ROW_HEIGHT * (1 + min(max(rows, 1), most)) + 20  # with the header and a scroll bar
 
 
 def _ordered(history: History) -> list[PeerState]:
@@ -469,7 +472,7 @@ def _without_data(history: History) -> set[str]:
 
 
 def _is_empty(column: Sequence[Any]) -> bool:
-    """Whether a table's column tells nothing."""
+    """Whether a column of the table of peers has no data."""
     return all(value in ("", NO_GROUP) or value != value for value in column)
 
 
@@ -495,8 +498,8 @@ def _when(time: float, origin: float | None) -> str:
     return f"{datetime.fromtimestamp(origin + time):{'%H:%M:%S' if today else '%d %b %H:%M'}}"
 
 
-def _stamp(state: PeerState) -> int:
-    """Change whenever a peer's curve does."""
+def _curve_hash(state: PeerState) -> int:
+    """Return a number that changes whenever a peer's curve does."""
     curve = state.curve
     return hash((len(curve.x), curve.x[-1], curve.y[-1])) if curve.x else 0
 

@@ -31,11 +31,9 @@ from .history import Event, History, Kind, Observation, group_peers, natural_key
 
 Timed = TypeVar("Timed", Observation, Event)
 SAMPLES = 200
-"""How many times the curves of a run in seconds are sampled; of a run in rounds, every round is."""
-
-
-STOPPING = 0.05
-"""The share of a live run, at its end, in which a peer that leaves was stopped with the others."""
+"""The most points of a curve of a run that is timed in seconds; a run in rounds has a point for each."""
+STOPPING_SHARE = 0.05
+"""The last part of a live run, as a share of it: a peer that ends then was stopped with the others."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ class Folder:
         return {
             key: text
             for key, text in flat_keys(changed).items()
-            if not any(f"{key}.".startswith(f"{each}.") for each in no_effect)
+            if not any(f"{key}.".startswith(f"{unused_key}.") for unused_key in no_effect)
         }
 
 
@@ -117,8 +115,10 @@ class Folder:
 class RunFolder(Folder):
     """The results of one swarm, simulated or live.
 
-    observations, events: in order of time. x_label: what time is counted in. began: the wall clock's time at
-    0, of a live run. parts: the folders of the hosts that ran it together, if there are several.
+    observations, events: in order of time. x_label: what time is counted in. links: pairs of peers; None if
+    unknown. facts: each peer's task, partial models and group. traffic: the rows of traffic.csv.
+    began: the wall clock's time at 0, of a live run. parts: the folders of the hosts that ran it together, if
+    there are several.
     """
 
     x_label: str = "round"
@@ -132,13 +132,13 @@ class RunFolder(Folder):
 
     @property
     def repeat(self) -> str:
-        """See Folder; of a run on several hosts, the command of each."""
+        """The command that repeats the run; for a run on several hosts, the command of each."""
         commands = [part.repeat for part in self.parts] or [super().repeat]
         return " and ".join(filter(None, commands))
 
     @property
     def problems(self) -> list[str]:
-        """See Folder."""
+        """What a reader must know, as in `Folder`; for a run on several hosts, the lines of all folders."""
         lines = (
             super().problems
             if not self.parts
@@ -156,14 +156,14 @@ class RunFolder(Folder):
 
     @property
     def is_part(self) -> bool:
-        """Whether a host ran this part of a swarm, or several hosts did."""
+        """Whether this host ran only some of the swarm's peers: `gossamer swarm --peers`."""
         arguments = self.info.get("arguments")
         return self.command == "swarm" and any(
-            str(each).partition("=")[0] == "--peers" for each in arguments or ()
+            str(argument).partition("=")[0] == "--peers" for argument in arguments or ()
         )
 
-    def fits(self, other: RunFolder) -> bool:
-        """Return whether both are of hosts that ran different peers of one swarm at the same time."""
+    def ran_together_with(self, other: RunFolder) -> bool:
+        """Return whether two hosts ran different peers of one swarm at the same time."""
         return (
             self.is_part
             and other.is_part
@@ -175,8 +175,8 @@ class RunFolder(Folder):
 
     @cached_property
     def peers(self) -> frozenset[str]:
-        """The peers that something was recorded of."""
-        return frozenset(seen.peer for seen in self.observations)
+        """The peers of which there are observations."""
+        return frozenset(observation.peer for observation in self.observations)
 
     @property
     def start(self) -> float:
@@ -186,33 +186,33 @@ class RunFolder(Folder):
     @property
     def end(self) -> float:
         """The time of the last observation or event."""
-        return max(each.time for each in (*self.observations[-1:], *self.events[-1:]))
+        return max(last.time for last in (*self.observations[-1:], *self.events[-1:]))
 
     def history(self, until: float | None = None) -> History:
         """Return the run's history up to a time; all of it if left out."""
         return Playback(self).advance(self.end if until is None else until)
 
     @cached_property
-    def by_round(self) -> dict[int, float]:
+    def accuracy_by_round(self) -> dict[int, float]:
         """The mean accuracy of all peers that were tested in a round, by round."""
-        rounds: dict[int, list[float]] = {}
-        for seen in self.observations:
-            if seen.round is not None and isfinite(seen.accuracy):
-                rounds.setdefault(seen.round, []).append(seen.accuracy)
-        return {round: sum(all) / len(all) for round, all in sorted(rounds.items())}
+        accuracies: dict[int, list[float]] = {}
+        for test in self.observations:
+            if test.round is not None and isfinite(test.accuracy):
+                accuracies.setdefault(test.round, []).append(test.accuracy)
+        return {round: sum(values) / len(values) for round, values in sorted(accuracies.items())}
 
 
 class Playback:
-    """A run's history that grows as its time goes on."""
+    """The history of a finished run up to a moment that `advance` moves on."""
 
     def __init__(self, run: RunFolder):
         self.run = run
         self.history = History(run.name, run.x_label)
         self._items = sorted((*run.observations, *run.events), key=lambda item: item.time)
         self._next = 0
-        timed = run.x_label != "round"
-        self._step = max((run.end - run.start) / SAMPLES, 1e-9) if timed else 0.0
-        self._sampled = run.start
+        in_seconds = run.x_label != "round"
+        self._step = max((run.end - run.start) / SAMPLES, 1e-9) if in_seconds else 0.0
+        self._sample_time = run.start
         for name, fact in run.facts.items():
             models = tuple(fact.get("models", ()))
             group = fact.get("group")
@@ -231,15 +231,15 @@ class Playback:
         history, items = self.history, self._items
         end = bisect_right(items, until, lo=self._next, key=lambda item: item.time)
         for item in items[self._next : end]:
-            if item.time > self._sampled + self._step:
-                history.sample(self._sampled)
-                self._sampled = item.time
+            if item.time > self._sample_time + self._step:
+                history.sample(self._sample_time)
+                self._sample_time = item.time
             if isinstance(item, Event):
                 history.add(item)
             else:
                 history.apply(item)
         if end > self._next:
-            history.sample(self._sampled if self._step == 0 else items[end - 1].time)
+            history.sample(self._sample_time if self._step == 0 else items[end - 1].time)
         self._next = end
         if end == len(items) and self.run.info.get("finished"):
             for peer in history.peers.values():
@@ -291,7 +291,7 @@ def read_folders(paths: Sequence[Path]) -> list[RunFolder | StudyFolder]:
             if (
                 isinstance(folder, RunFolder)
                 and isinstance(other, RunFolder)
-                and other.fits(folder)
+                and other.ran_together_with(folder)
             ):
                 folders[index] = _joined(other, folder)
                 break
@@ -305,26 +305,26 @@ def read_folders(paths: Sequence[Path]) -> list[RunFolder | StudyFolder]:
     return folders
 
 
-def _joined(one: RunFolder, other: RunFolder) -> RunFolder:
+def _joined(first: RunFolder, second: RunFolder) -> RunFolder:
     """Return two hosts' parts of a run as one run."""
-    began = min(one.began, other.began)
+    began = min(first.began, second.began)
 
-    def together(items: Callable[[RunFolder], Sequence[Timed]]) -> list[Timed]:
+    def merged(items: Callable[[RunFolder], Sequence[Timed]]) -> list[Timed]:
         shifted = [
             replace(item, time=item.time + run.began - began)
-            for run in (one, other)
+            for run in (first, second)
             for item in items(run)
         ]
         return sorted(shifted, key=lambda item: item.time)
 
     return replace(
-        one,
-        path=Path(f"{one.path} and {other.path}"),
-        info={**one.info, "finished": all(each.info.get("finished") for each in (one, other))},
-        observations=together(lambda run: run.observations),
-        events=together(lambda run: run.events),
+        first,
+        path=Path(f"{first.path} and {second.path}"),
+        info={**first.info, "finished": all(run.info.get("finished") for run in (first, second))},
+        observations=merged(lambda run: run.observations),
+        events=merged(lambda run: run.events),
         began=began,
-        parts=(*(one.parts or (one,)), other),
+        parts=(*(first.parts or (first,)), second),
     )
 
 
@@ -355,7 +355,8 @@ def _read(path: Path) -> Iterator[RunFolder | StudyFolder]:
         yield _read_run(swarm, shown / swarm.name, info)
 
 
-def _common(folder: Path, shown: Path, info: Record | None = None) -> dict[str, Any]:
+def _folder_fields(folder: Path, shown: Path, info: Record | None = None) -> dict[str, Any]:
+    """Return the values of the fields of `Folder`. shown: the folder's path as the user named it."""
     info, config = info or _json(folder / RUN_FILE), _json(folder / "config.json")
     study = _json(folder / "study.json")
     damaged = [
@@ -363,7 +364,7 @@ def _common(folder: Path, shown: Path, info: Record | None = None) -> dict[str, 
         for name in (RUN_FILE, "config.json", PEERS_FILE, "study.json")
         if (folder / name).exists() and not _json(folder / name)
     ]
-    if info.get("finished"):  # else a line may be being written
+    if info.get("finished"):  # until then, the last line may be incomplete
         files = ("metrics.jsonl", "runs.jsonl", EVENTS_FILE)
         damaged += [name for name in files if _is_cut(folder / name)]
     command = str(info.get("command", ""))
@@ -379,21 +380,21 @@ def _read_run(folder: Path, shown: Path, info: Record | None = None) -> RunFolde
     if not records:
         raise ConfigError(f"{shown}: nothing was recorded yet; wait until the run has results")
     facts = _facts(folder, records)
-    live, timed = "phase" in records[0], "time" in records[0]
+    live, in_seconds = "phase" in records[0], "time" in records[0]
     origin = min(r["time"] for r in records) if live else 0.0
     observations = [_observation(r, origin if live else None) for r in records]
-    observations.sort(key=lambda seen: seen.time)
-    # When the last peer had reached each round.
-    ends = {seen.round: seen.time for seen in observations if seen.round is not None}
-    events = [*_decisions(folder, ends)]
+    observations.sort(key=lambda observation: observation.time)
+    # The time at which the last peer reached each round.
+    time_of_round = {item.round: item.time for item in observations if item.round is not None}
+    events = [*_decisions(folder, time_of_round)]
     if live:
         events += _live_events(folder, origin, observations)
     else:
-        events += _stays(folder)
+        events += _presence_events(folder)
     events.sort(key=lambda event: event.time)
     return RunFolder(
-        **_common(folder, shown, info),
-        x_label="seconds" if live else "virtual seconds" if timed else "round",
+        **_folder_fields(folder, shown, info),
+        x_label="seconds" if live else "virtual seconds" if in_seconds else "round",
         observations=observations,
         events=events,
         links=_json(folder / PEERS_FILE).get("links"),
@@ -442,21 +443,22 @@ def _decisions(folder: Path, time_of_round: Mapping[int, float]) -> Iterator[Eve
         yield Event(time_of_round.get(round, float(round)), "decided", "", decision["sentence"])
 
 
-def _stays(folder: Path) -> Iterator[Event]:
-    """When peers came and went in virtual time."""
-    last: dict[str, float] = {}
+def _presence_events(folder: Path) -> Iterator[Event]:
+    """The events of peers that came and left in virtual time, from presence.csv."""
+    left_at: dict[str, float] = {}
     for row in _csv(folder / "presence.csv"):
         peer, start, end = row["peer"], float(row["from"]), float(row["until"])
         if start > 0:
-            kind: Kind = "back" if peer in last else "joined"
-            away = f"after {start - last[peer]:.1f} s" if peer in last else "for the first time"
-            yield Event(start, kind, peer, f"came {'back ' * (peer in last)}{away}")
+            if peer in left_at:
+                yield Event(start, "back", peer, f"came back after {start - left_at[peer]:.1f} s")
+            else:
+                yield Event(start, "joined", peer, "came for the first time")
         if isfinite(end):
-            last[peer] = end
+            left_at[peer] = end
             yield Event(end, "left", peer, "left (churn)")
 
 
-_KINDS: Sequence[tuple[str, Kind]] = (
+_KIND_PATTERNS: Sequence[tuple[str, Kind]] = (
     (r"is restarted", "restarted"),
     (r"was killed|is killed", "dead"),
     (r"crashed", "lost"),
@@ -467,28 +469,29 @@ _KINDS: Sequence[tuple[str, Kind]] = (
 def _live_events(
     folder: Path, origin: float, observations: Sequence[Observation]
 ) -> Iterator[Event]:
-    seen: set[str] = set()
-    for each in observations:
-        if each.peer not in seen:
-            seen.add(each.peer)
-            yield Event(each.time, "joined", each.peer, f"in round {each.round}")
+    """The events of a live run: first observations, the lines of its event file, and ends of peers."""
+    joined: set[str] = set()
+    for observation in observations:
+        if (peer := observation.peer) not in joined:
+            joined.add(peer)
+            yield Event(observation.time, "joined", peer, f"in round {observation.round}")
     for record in read_records(folder / EVENTS_FILE):
         text, time = str(record.get("text", "")), _number(record.get("time", nan))
-        kinds: list[Kind] = [kind for pattern, kind in _KINDS if re.search(pattern, text)]
+        kinds: list[Kind] = [kind for pattern, kind in _KIND_PATTERNS if re.search(pattern, text)]
         kind = kinds[0] if kinds else "note"
         named = re.match(r"peers? ([^ ]+(?:, [^ ]+)*) ", text)
         for peer in named[1].split(", ") if named else [""]:
             yield Event(max(time - origin, 0.0), kind, label(peer), text)
-    last = {each.peer: each.time for each in observations}
+    last_seen = {observation.peer: observation.time for observation in observations}
     start, end = observations[0].time, observations[-1].time
-    stopping = end - STOPPING * (end - start)
+    stopping = end - STOPPING_SHARE * (end - start)
     for path in folder.glob("*.report.json"):
         report = _json(path)
         peer, ended = label(str(report.get("peer", ""))), report.get("ended", "")
-        if peer in last and ended != "finished" and last[peer] < stopping:
+        if peer in last_seen and ended != "finished" and last_seen[peer] < stopping:
             text = f"{'' if ended == 'left' else ended}: {report.get('reason', '')}".strip(": ")
-            # A network's report has no time; its peer's last record is a moment older.
-            yield Event(last[peer], "left", peer, text)
+            # A report has no time; the peer's last observation is a moment older.
+            yield Event(last_seen[peer], "left", peer, text)
 
 
 def _read_study(folder: Path, shown: Path) -> StudyFolder:
@@ -500,7 +503,9 @@ def _read_study(folder: Path, shown: Path) -> StudyFolder:
         with path.open(newline="", encoding="utf-8") as file:
             tables[path.stem] = list(csv.reader(file))
     pictures = sorted(folder.glob("*.png"))
-    return StudyFolder(**_common(folder, shown), records=records, tables=tables, pictures=pictures)
+    return StudyFolder(
+        **_folder_fields(folder, shown), records=records, tables=tables, pictures=pictures
+    )
 
 
 def _json(path: Path) -> Record:

@@ -45,7 +45,7 @@ LAB_POLL_SECONDS = 0.25
 PLAY_SECONDS = 8.0
 """How long it takes to draw a run that is simulated faster than that."""
 READ_SECONDS = 1.0
-"""How often the records of a run that goes on are read."""
+"""Seconds between two reads of the records of a running simulation."""
 MOST_PEERS = 1000
 MOST_EXCHANGES = 300
 """The most exchanges for which the spread of a value is shown."""
@@ -57,7 +57,7 @@ INTRODUCTION = (
 HINT = "click two peers to link or unlink them, or a link to cut it"
 
 
-class Bench:
+class LabColumn:
     """One column of the lab: a form, the graph, its facts, and the run.
 
     results: the folder below which runs are written. on_change: called when a figure about both columns has
@@ -67,11 +67,11 @@ class Bench:
     def __init__(self, letter: str, setup: SetUp, results: Path, on_change: Callable[[], None]):
         self.letter, self.setup = letter, setup
         self._results, self._on_change = results, on_change
-        self._past: list[SetUp] = []
-        self._first: int | None = None
+        self._undo_stack: list[SetUp] = []
+        self._first_clicked: int | None = None
         self._places: Positions = {}
         self._run: Run | None = None
-        self._read: RunFolder | None = None
+        self._run_folder: RunFolder | None = None
         self._playback: Playback | None = None
         self._position, self._polled, self._read_at = 0.0, 0.0, 0.0
         self.history = History(setup.name, "round")
@@ -92,7 +92,7 @@ class Bench:
             ],
             sizing_mode="stretch_width",
         )  # fmt: skip
-        self._show(new_places=True)
+        self._show_setup(new_places=True)
 
     # --- making the column ---------------------------------------------------------------------------
 
@@ -110,18 +110,18 @@ class Bench:
             "leave": _number("% of peers leaving per s", setup.leave, 0, 100, 0.5, 150),
             "lost": _number("% of messages lost", setup.lost, 0, 90, 5, 130),
         }  # fmt: skip
-        self._typed = _widget(
+        self._graph_input = _widget(
             bk.TextInput, "or type one: regular:6, club.graphml, …", setup.graph, 320
         )
         self._filling = False
         for name, widget in self._form.items():
             widget.on_change("value", self._changed if name != "pick" else self._picked)
-        self._typed.on_change("value", self._changed)
+        self._graph_input.on_change("value", self._changed)
 
     def _form_rows(self) -> Iterator[list[Any]]:
         rows = ("pick", ""), ("peers", "exchanges", "rounds", "seed"), ("data", "tasks")
         for names in (*rows, ("sharing",), ("leave", "lost")):
-            yield [self._form.get(name, self._typed) for name in names]
+            yield [self._form.get(name, self._graph_input) for name in names]
 
     def _make_controls(self) -> None:
         self._run_button = _button("run", self._run_or_stop, "primary")
@@ -163,7 +163,7 @@ class Bench:
     # --- what the user does --------------------------------------------------------------------------
 
     def _picked(self, _attribute: str, _old: str, graph: str) -> None:
-        self._typed.value = graph
+        self._graph_input.value = graph
 
     def _changed(self, _attribute: str, _old: Any, _new: Any) -> None:
         if self._filling:
@@ -171,42 +171,42 @@ class Bench:
         values = {name: widget.value for name, widget in self._form.items() if name != "pick"}
         if any(value is None for value in values.values()):
             return  # a number is being typed
-        chosen = replace(self.setup, graph=self._typed.value.strip(), **values)
-        # A drawn graph stays, unless what it was drawn from is replaced.
-        anew = any(
+        chosen = replace(self.setup, graph=self._graph_input.value.strip(), **values)
+        # Links that were added and cut by hand stay, unless the graph that they change is replaced.
+        is_new_graph = any(
             getattr(chosen, key) != getattr(self.setup, key) for key in ("graph", "peers", "seed")
         )
-        self.setup = replace(chosen, links=None, directed=False) if anew else chosen
-        self._past = [] if anew else self._past
-        self._show(new_places=anew)
+        self.setup = replace(chosen, links=None, directed=False) if is_new_graph else chosen
+        self._undo_stack = [] if is_new_graph else self._undo_stack
+        self._show_setup(new_places=is_new_graph)
 
     def _clicked(self, _attribute: str, _old: Any, data: Any) -> None:
         a, b = data["a"][0], data["b"][0]
         if b:
             self._toggle(int(a), int(b))
-        elif self._first is None or self._first == int(a):
-            self._first = int(a)
+        elif self._first_clicked is None or self._first_clicked == int(a):
+            self._first_clicked = int(a)
             self._spread_from(int(a))
             self._hint.text = f"peer {a}: click another one to link or unlink the two"
         else:
-            self._toggle(self._first, int(a))
+            self._toggle(self._first_clicked, int(a))
 
     def _toggle(self, a: int, b: int) -> None:
-        self._first = None
+        self._first_clicked = None
         self.panels.peers.selected.indices = []
         try:
             changed = self.setup.toggle(self.graph, a, b)
         except TopologyError as error:
-            self._say(error)
+            self._show_problem(error)
             return
-        self._past.append(self.setup)
+        self._undo_stack.append(self.setup)
         self.setup = changed
-        self._show()
+        self._show_setup()
 
     def _undo_link(self) -> None:
-        if self._past:
-            self.setup = self._past.pop()
-            self._show()
+        if self._undo_stack:
+            self.setup = self._undo_stack.pop()
+            self._show_setup()
 
     def _run_or_stop(self) -> None:
         if self.running:
@@ -218,7 +218,7 @@ class Bench:
         """Simulate the set-up; what is wrong with it is shown above the graph."""
         if self.running:
             return
-        self._say("")
+        self._show_problem("")
         details = {"arguments": ["simulate", f"{self.setup.name}.toml"]}
         try:
             results = Results(
@@ -227,9 +227,9 @@ class Bench:
             )  # fmt: skip
             self._run = Run(self.setup.config(), results)
         except GossamerError as error:
-            self._say(error)
+            self._show_problem(error)
             return
-        self._playback, self._read, self._position = None, None, 0.0
+        self._playback, self._run_folder, self._position = None, None, 0.0
         self._play.active = False
         self.panels.map.colours.active = 0
         self._run_button.label = "stop"
@@ -242,13 +242,13 @@ class Bench:
 
     @property
     def running(self) -> bool:
-        """Whether a run is simulated or still drawn."""
+        """Whether a simulation is running, or its records are still being played back."""
         return self._run is not None
 
     # --- drawing -------------------------------------------------------------------------------------
 
-    def _show(self, *, new_places: bool = False) -> None:
-        """Draw the graph and its facts; a run of the set-up as it was is stopped."""
+    def _show_setup(self, *, new_places: bool = False) -> None:
+        """Draw the set-up's graph, facts and config, and stop the run of the set-up before its change."""
         if self._run is not None:
             self._run.stop()
             self._finish()
@@ -262,15 +262,15 @@ class Bench:
             self.setup = replace(self.setup, peers=len(self.graph.graph))
             text = self.setup.toml()
         except GossamerError as error:
-            self._say(error)
+            self._show_problem(error)
             return
         self._fill(peers=self.setup.peers)
-        self._say("")
+        self._show_problem("")
         try:
             rows = examine(self.graph).rows
             steps = self.graph.pace(tolerance=0.01).exchanges
-        except TopologyError as error:  # in several pieces
-            self._say(error)
+        except TopologyError as error:  # the graph is disconnected
+            self._show_problem(error)
             rows, steps = [("peers", len(self.graph.graph))], 60.0
         steps = min(ceil(steps) if isfinite(steps) else MOST_EXCHANGES, MOST_EXCHANGES)
         self.predicted = disagreement(self.graph, MOST_EXCHANGES)
@@ -278,15 +278,15 @@ class Bench:
         self._config.update(text=_config_html(self.setup.name, text), tags=[text])
         self._play.active = False
         self._slider.update(end=max(steps, 2), value=0)
-        self._undo.disabled = not self._past
+        self._undo.disabled = not self._undo_stack
         self._hint.text = HINT
         if new_places:
             self._places = {}
-        self.history = _planned(self.setup, self.graph.graph)
+        self.history = _history_before_run(self.setup, self.graph.graph)
         self._spread_from(0)
 
     def _fill(self, **values: Any) -> None:
-        """Write into the form what the graph has determined."""
+        """Set widgets of the form to values by name, without the reaction to a user's change."""
         self._filling = True
         for name, value in values.items():
             self._form[name].value = value
@@ -323,7 +323,7 @@ class Bench:
             self.panels.map.colours.active = 2
             self._slider.value = 0
 
-    def _say(self, problem: object) -> None:
+    def _show_problem(self, problem: object) -> None:
         self._problem.text = escape(str(problem))
 
     # --- time ----------------------------------------------------------------------------------------
@@ -339,11 +339,11 @@ class Bench:
             self._follow(self._run, now, passed)
 
     def _follow(self, run: Run, now: float, passed: float) -> None:
-        """Draw what a run has recorded, at a pace that can be followed."""
+        """Play back what a run has recorded, and no faster than the whole run in PLAY_SECONDS."""
         done = run.done
         if run.folder is not None and (now - self._read_at > READ_SECONDS or done):
-            if self._read is None or not self._read.info.get("finished"):
-                self._read_again(run.folder)
+            if self._run_folder is None or not self._run_folder.info.get("finished"):
+                self._read_records(run.folder)
             self._read_at = now
         if self._playback is not None:
             end = self._playback.run.end
@@ -351,16 +351,16 @@ class Bench:
             self.history = self._playback.advance(self._position)
             self._draw_spread()
         if done and (self._playback is None or self._position >= self._playback.run.end):
-            self._say(run.error)
+            self._show_problem(run.error)
             self._finish()
 
-    def _read_again(self, folder: Path) -> None:
+    def _read_records(self, folder: Path) -> None:
         try:
-            (read,) = read_folders([folder])
+            (run_folder,) = read_folders([folder])
         except ConfigError:
             return  # nothing is recorded yet
-        assert isinstance(read, RunFolder)
-        self._read, self._playback = read, Playback(read)
+        assert isinstance(run_folder, RunFolder)
+        self._run_folder, self._playback = run_folder, Playback(run_folder)
 
     def _finish(self) -> None:
         self._run = None
@@ -373,16 +373,15 @@ def build_lab(doc: Any, results: Path) -> Callable[[], None]:
     results: the folder below which runs are written.
     """
     predicted, accuracy = (bk.ColumnDataSource(line_columns("set-up", {})) for _ in range(2))
-    benches: list[Bench] = []
-
+    columns: list[LabColumn] = []
     rounds = bk.Range1d(start=0, end=60)
 
-    def draw() -> None:
-        if len(benches) < 2:
+    def draw_comparison() -> None:
+        if len(columns) < 2:
             return
-        names = {f"{bench.letter}: {bench.setup.graph}": bench for bench in benches}
-        means = {name: bench.history.mean_accuracy for name, bench in names.items()}
-        rounds.end = max(max(bench.setup.rounds, bench.history.now) for bench in benches)
+        names = {f"{column.letter}: {column.setup.graph}": column for column in columns}
+        means = {name: column.history.mean_accuracy for name, column in names.items()}
+        rounds.end = max(max(column.setup.rounds, column.history.now) for column in columns)
         for source, lines in (
             (predicted, {n: (range(len(b.predicted)), b.predicted) for n, b in names.items()}),
             (accuracy, {n: (curve.x, curve.y) for n, curve in means.items()}),
@@ -391,14 +390,14 @@ def build_lab(doc: Any, results: Path) -> Callable[[], None]:
 
     for letter, graph in (("A", "ring"), ("B", "regular")):
         setup = SetUp(f"lab-{letter.lower()}", graph)
-        benches.append(Bench(letter, setup, results, draw))
-    draw()
-    curves = [bench.panels.roots["curves"] for bench in benches]
+        columns.append(LabColumn(letter, setup, results, draw_comparison))
+    draw_comparison()
+    curves = [column.panels.roots["curves"] for column in columns]
     curves[1].y_range = curves[0].y_range
 
     def run_both() -> None:
-        for bench in benches:
-            bench.start()
+        for column in columns:
+            column.start()
 
     top = bk.Column(
         children=[
@@ -408,7 +407,7 @@ def build_lab(doc: Any, results: Path) -> Callable[[], None]:
         sizing_mode="stretch_width",
     )
     section = Section("")
-    section.place({"top": top, "a": benches[0].root, "b": benches[1].root})
+    section.place({"top": top, "a": columns[0].root, "b": columns[1].root})
     section.place(
         {
             "predicted": named_lines(
@@ -429,18 +428,18 @@ def build_lab(doc: Any, results: Path) -> Callable[[], None]:
         doc.add_root(root)
 
     def poll() -> None:
-        for bench in benches:
-            bench.poll(monotonic())
+        for column in columns:
+            column.poll(monotonic())
 
     def stop(_context: object) -> None:
-        for bench in benches:
-            bench.stop()
+        for column in columns:
+            column.stop()
 
     doc.on_session_destroyed(stop)
     return poll
 
 
-def _planned(setup: SetUp, graph: Any) -> History:
+def _history_before_run(setup: SetUp, graph: Any) -> History:
     """The history of a swarm that has not begun: its peers and links."""
     history = History(setup.name, "round")
     for peer in graph:

@@ -20,16 +20,14 @@ Positions: TypeAlias = dict[str, tuple[float, float]]
 
 ALL_MODELS = "all partial models"
 MOST_FULL_GRAPH = 24
-"""The most peers whose links are drawn where every peer may reach every other."""
-
-
+"""The most peers of a full graph (every peer may reach every other) whose links are drawn."""
 FULL_WIDTH = 480
 """The width in pixels at which peers are drawn at their full size."""
 PALETTE = Viridis256[50:]
 """The colours of accuracies; without the darkest, which cannot be told from a dark page."""
-LETTER = 0.024
-"""How much wider than its peers the map must be for each letter of the longest name."""
-NARROW = (400.0, 280.0)
+PADDING_PER_LETTER = 0.024
+"""How much wider than its peers the map is, as a share, per letter of the longest name."""
+NARROW_PIXELS = (400.0, 280.0)
 """The width and height in pixels of the map in a narrow window, in which names must not overlap either."""
 LETTER_PIXELS, LINE_PIXELS = 6.5, 13.0
 """The width of a letter of a name, and the height of a name, in pixels."""
@@ -38,7 +36,7 @@ LETTER_PIXELS, LINE_PIXELS = 6.5, 13.0
 class PeerMap:
     """Draws peers and links; `figure` is the map, `colours` chooses what colours mean, `model` what is shown.
 
-    peers: the source of the peers, a row each, with their positions. place: returns the positions of peers,
+    peers: the data source with a row for each peer, and its position. place: returns the positions of peers,
     from their names and links. spread: whether peers may be coloured by `PeerState.spread` too.
     """
 
@@ -151,9 +149,8 @@ class PeerMap:
         """Bring title, colours and the list of partial models up to date."""
         if accuracies := list(history.accuracies().values()):
             low, high = min(accuracies), max(accuracies)
-            margin = max(
-                0.0, 0.005 - (high - low) / 2
-            )  # else all would have the colour of the worst
+            # Almost equal accuracies get a colour from the middle of the palette, not the worst one's.
+            margin = max(0.0, 0.005 - (high - low) / 2)
             self._mapper.update(low=low - margin, high=high + margin)
         models = [ALL_MODELS, *history.shared_models]
         if list(self.model.options) != models:
@@ -166,14 +163,15 @@ class PeerMap:
     def place(self, history: History) -> Positions:
         """Draw the links, and return a position for every peer: the same as before if no link has changed."""
         names = frozenset(history.peers)
-        given = history.links
-        links = frozenset(link for link in given or () if names.issuperset(link))
-        if given is None and len(names) <= MOST_FULL_GRAPH:
+        known_links = history.links
+        links = frozenset(link for link in known_links or () if names.issuperset(link))
+        if known_links is None and len(names) <= MOST_FULL_GRAPH:
             ordered = sorted(names, key=natural_key)
             links = frozenset((a, b) for i, a in enumerate(ordered) for b in ordered[i + 1 :])
         if self._placed != (names, links):
             self._placed = names, links
-            self._positions = self._find_places(names, links if given is not None else frozenset())
+            known = links if known_links is not None else frozenset()
+            self._positions = self._find_places(names, known)
             self.below = find_names_below(self._positions)
         self._draw_links(history, links)
         return self._positions
@@ -195,12 +193,12 @@ class PeerMap:
         least = min(traffic, default=0.0)
         spread = max(traffic, default=0.0) - least or 1.0
         widest = 3.3 if history.links is not None else 0.5
-        thin = 0.8 if len(ordered) > 300 else 1.0
-        at = self._positions
+        scale = 0.8 if len(ordered) > 300 else 1.0  # thinner if there are many
+        places = self._positions
         columns = {
-            "x0": [at[a][0] for a, _ in ordered], "y0": [at[a][1] for a, _ in ordered],
-            "x1": [at[b][0] for _, b in ordered], "y1": [at[b][1] for _, b in ordered],
-            "width": [thin * (0.7 + widest * (amount - least) / spread) for amount in traffic],
+            "x0": [places[a][0] for a, _ in ordered], "y0": [places[a][1] for a, _ in ordered],
+            "x1": [places[b][0] for _, b in ordered], "y1": [places[b][1] for _, b in ordered],
+            "width": [scale * (0.7 + widest * (amount - least) / spread) for amount in traffic],
             "a": [a for a, _ in ordered], "b": [b for _, b in ordered],
             "models": [models_text(set(peers[a].models) & set(peers[b].models)) for a, b in ordered],
         }  # fmt: skip
@@ -227,22 +225,22 @@ def place_by_hops(names: Names, links: Links) -> Positions:
     graph = nx.Graph()
     graph.add_nodes_from(range(len(ordered)))
     graph.add_edges_from((numbers[a], numbers[b]) for a, b in links)
-    at = positions(graph)
-    return {name: (float(at[i][0]), float(at[i][1])) for name, i in numbers.items()}
+    points = positions(graph).tolist()
+    return {name: (points[i][0], points[i][1]) for name, i in numbers.items()}
 
 
-def find_names_below(at: Positions) -> Names:
-    """Return the peers whose names are written below them, as they would overlap something above them."""
-    if not at:
+def find_names_below(places: Positions) -> Names:
+    """Return the peers whose names overlap fewer peers and names if they are written below, not above."""
+    if not places:
         return frozenset()
-    names = sorted(at, key=natural_key)
-    places = np.array([at[name] for name in names])
-    spans = np.maximum(np.ptp(places, axis=0), 1e-9)
+    names = sorted(places, key=natural_key)
+    centres = np.array([places[name] for name in names])
+    spans = np.maximum(np.ptp(centres, axis=0), 1e-9)
     padding = 1 + np.array([range_padding(names), 0.3])
-    pixels = places * (np.array(NARROW) / (padding * spans)).min()
-    radius = peer_size(len(names)) / 2 * NARROW[0] / FULL_WIDTH
-    discs = np.hstack([pixels - radius, pixels + radius])
-    taken = discs
+    pixels = centres * (np.array(NARROW_PIXELS) / (padding * spans)).min()
+    radius = peer_size(len(names)) / 2 * NARROW_PIXELS[0] / FULL_WIDTH
+    # Boxes of peers, and of names that have their place: left, low, right, high.
+    taken = np.hstack([pixels - radius, pixels + radius])
     below = set()
     for name, (x, y) in zip(names, pixels, strict=True):
         half, edge = LETTER_PIXELS * len(name) / 2, radius + 2
@@ -261,7 +259,7 @@ def find_names_below(at: Positions) -> Names:
 
 def range_padding(names: Iterable[str]) -> float:
     """Return how much wider than its peers the map is, so that no name is cut."""
-    return min(max(0.12, LETTER * max(map(len, names), default=0)), 0.8)
+    return min(max(0.12, PADDING_PER_LETTER * max(map(len, names), default=0)), 0.8)
 
 
 def peer_size(peers: int) -> float:

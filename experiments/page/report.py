@@ -18,7 +18,7 @@ from .folders import RunFolder, StudyFolder, read_folders
 from .history import History, natural_key
 from .style import (
     COLOURS,
-    MEAN,
+    MEAN_COLOUR,
     TEMPLATE,
     Model,
     Section,
@@ -80,14 +80,12 @@ def _sections(folders: Sequence[RunFolder | StudyFolder], problems: Sequence[str
     if len(runs) > 1:
         first.place({"compared": _compared(runs)})
         first.roots["compared"] = "box wide"
-    sections = [first]
-    number = 0
+    sections, history_of_next_run = [first], iter(histories)
     for index, folder in enumerate(folders):
         if isinstance(folder, StudyFolder):
             sections.append(_study(folder, index))
         else:
-            sections.append(_run(folder, histories[number], index))
-            number += 1
+            sections.append(_run(folder, next(history_of_next_run), index))
     return sections
 
 
@@ -146,7 +144,8 @@ def _bytes(run: RunFolder, history: History) -> float:
 
 def _compared(runs: Sequence[RunFolder]) -> Model:
     """The mean accuracy of all runs by round."""
-    lines = {run.name: (list(run.by_round), list(run.by_round.values())) for run in runs}
+    curves = {run.name: run.accuracy_by_round for run in runs}
+    lines = {name: (list(curve), list(curve.values())) for name, curve in curves.items()}
     return _curve_figure("mean accuracy of all runs, by round", "round", lines, "run")
 
 
@@ -240,7 +239,7 @@ def _study(study: StudyFolder, index: int) -> Section:
         if name != "summary" and len(rows) > MOST_ROWS:
             table = f"<details><summary>{len(rows)} rows</summary>{table}</details>"
         section.html += f"<h3>{escape(title)}</h3>{table}"
-    # What Bokeh draws above, the study's own picture need not show again.
+    # The study's own pictures show the same as Bokeh's figures.
     for picture in () if figures else study.pictures:
         data = base64.b64encode(picture.read_bytes()).decode()
         section.after += (
@@ -256,31 +255,26 @@ def _method_curves(study: StudyFolder, x: str, title: str, unit: float = 1.0) ->
     silent = {
         method
         for method, curves in study.curves.items()
-        if not any(run[-1]["bytes"] for run in curves)
+        if not any(curve[-1]["bytes"] for curve in curves)
     }
     # Those that send nothing come last: then the others have the same colours in both figures.
     for method in sorted(study.curves, key=lambda name: name in silent):
         if x == "bytes" and method in silent:
             continue
         curves = study.curves[method]
-        points = list(zip(*curves, strict=False))  # the same test of every seed
-        xs = [statistics.fmean(float(run[x]) for run in tests) / unit for tests in points]
-        ys = [
-            statistics.fmean(statistics.fmean(_accuracies(run)) for run in tests)
-            for tests in points
-        ]
-        if (
-            x == "bytes"
-        ):  # on a logarithmic axis there is no place for the start, when nothing was sent
+        points = list(zip(*curves, strict=False))  # a point: the tests of all seeds after a round
+        xs = [statistics.fmean(float(test[x]) for test in point) / unit for point in points]
+        ys = [statistics.fmean(statistics.fmean(_accuracies(t)) for t in point) for point in points]
+        if x == "bytes":  # a logarithmic axis has no place for 0 bytes
             xs, ys = xs[xs.count(0.0) :], ys[xs.count(0.0) :]
         lines[method] = xs, ys
-    # Methods may differ in bytes a hundredfold.
+    # Some methods send a hundred times as many bytes as others.
     options = {"x_axis_type": "log"} if x == "bytes" else {}
     return _curve_figure(title, "MB" if x == "bytes" else x, lines, "method", **options)
 
 
-def _accuracies(point: dict[str, object]) -> list[float]:
-    values = point["accuracy"]
+def _accuracies(test: dict[str, object]) -> list[float]:
+    values = test["accuracy"]
     return [float(v) for v in values] if isinstance(values, list) else [float(str(values))]
 
 
@@ -298,7 +292,7 @@ def _outcome_figure(study: StudyFolder) -> Model:
     means = {name: statistics.fmean(values) for name, values in outcomes.items()}
     plot.scatter(
         list(means.values()), list(means), marker="dash", angle=1.5708, size=22, line_width=2.5,
-        color=MEAN,
+        color=MEAN_COLOUR,
     )  # fmt: skip
     plot.add_tools(
         bk.HoverTool(renderers=[drawn], tooltips=[("", "@name"), ("accuracy", "@value{0.0000}")])

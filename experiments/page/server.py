@@ -36,8 +36,8 @@ from .history import Event, History, Kind, Observation, group_peers, natural_key
 from .style import TEMPLATE, WIDGET_STYLE, Section, bk, variables
 
 POLL_SECONDS = 1.0
-LEAST_PAUSE = 0.5
-"""Seconds between two looks at the observer: several browser windows share one history."""
+MIN_UPDATE_SECONDS = 0.5
+"""Least seconds between two updates of a live history, which several browser windows may share."""
 _KINDS = frozenset(get_args(Kind))
 PLAY_SECONDS = 20.0
 """How long the playback of a whole run takes."""
@@ -49,14 +49,14 @@ REFUSED_LINE = (
 class Source(Protocol):
     """Where the history on a page comes from.
 
-    title, subtitle: the page's heading. controls: widgets above the figures, if any. whole: the history at
-    its end, if that is known.
+    title, subtitle: the page's heading. controls: widgets above the figures, if any. final: the history
+    of the finished run, if it is finished.
     """
 
     title: str
     subtitle: str
     controls: Any
-    whole: History | None
+    final: History | None
 
     @property
     def history(self) -> History:
@@ -74,7 +74,7 @@ class PlaybackSource:
     def __init__(self, run: RunFolder, clock: Callable[[], float] = monotonic):
         self._run, self._clock = run, clock
         self._playback = Playback(run)
-        self.whole: History | None = run.history()
+        self.final: History | None = run.history()
         self.title, self.subtitle = run.name, f"playback of {run.path}"
         start, end = run.start, max(run.end, run.start + 1e-6)
         self._speed = (end - start) / PLAY_SECONDS
@@ -112,7 +112,7 @@ class PlaybackSource:
         self._playback.advance(position)
 
     def poll(self) -> str:
-        """Go on by the time that has passed."""
+        """Advance by the time since the last call; return what is wrong with the folder, if anything."""
         now = self._clock()
         passed, self._polled = now - self._polled, now
         if self._play.active:
@@ -129,14 +129,14 @@ class LiveSource:
     """
 
     controls: Any = None
-    whole: History | None = None
+    final: History | None = None
 
     def __init__(self, observer: Observer, where: str, wall: Callable[[], float] = time.time):
         self._observer, self._wall = observer, wall
         swarm = observer.swarm.swarm
         self.title, self.subtitle = swarm, f"live at {where}"
         self._history = History(swarm, "seconds watched", origin=wall())
-        self._looked = float("-inf")
+        self._update_time = float("-inf")
         self._applied: dict[str, ObservedPeer] = {}
         self._last_event: TimelineEvent | None = None
 
@@ -148,8 +148,8 @@ class LiveSource:
     def poll(self) -> str:
         """Apply what is new; return what is wrong with the connection or the swarm, if anything."""
         now = self._wall()
-        if now - self._looked >= LEAST_PAUSE:
-            self._looked = now
+        if now - self._update_time >= MIN_UPDATE_SECONDS:
+            self._update_time = now
             self._apply(now)
         return self._problem()
 
@@ -184,22 +184,20 @@ class LiveSource:
     def _problem(self) -> str:
         observer, state = self._observer, self._observer.swarm
         if not observer.connected:
-            why = observer.connection_problem
-            return (
-                f"the broker is not connected{': ' * bool(why)}{why}; this is what was known before"
-            )
+            cause = observer.connection_problem
+            return f"the broker is not connected{': ' * bool(cause)}{cause}; the page shows its last state"
         if not state.peers:
             return f"no peer of swarm {state.swarm} is on this broker yet; is that its name?"
         if not state.summaries:
             return (
                 "no peer has published a summary: they run an older version of gossamer, or have only just "
-                "started; only who is there can be shown"
+                "started; the page can show only which peers are there"
             )
         return ""
 
 
 def observation(peer: ObservedPeer, now: float, origin: float) -> Observation:
-    """What a peer's record says. now: the time on the page's axis. origin: the wall clock's time at 0."""
+    """Convert a peer's record. now: the time on the page's axis. origin: the wall clock's time at its 0."""
     summary = peer.summary
     heard = now if peer.last_heard is None else peer.last_heard - origin
     checked = "" if peer.checked == "unsigned" else peer.checked
@@ -244,7 +242,7 @@ def build_page(doc: Any, source: Source) -> Callable[[], None]:
     """Fill a Bokeh document with the page of a source; returns the function that brings it up to date."""
     section = Section("")
     note = bk.Div(stylesheets=[":host { color: var(--bad); }"], sizing_mode="stretch_width")
-    panels = Panels(source.history, source.whole)
+    panels = Panels(source.history, source.final)
     top: dict[str, Any] = {"note": note}
     if source.controls:
         top["playback"] = bk.Row(children=source.controls, sizing_mode="stretch_width")
@@ -274,7 +272,6 @@ def host_in_url(host: str) -> str:
 
 async def serve_page(make_source: Callable[[], Source], **options: Any) -> None:
     """Serve pages of sources until cancelled. make_source: called for every window. options: see `serve`."""
-
     await serve(lambda doc: build_page(doc, make_source()), **options)
 
 
@@ -289,15 +286,15 @@ async def serve(
 ) -> None:
     """Serve pages until cancelled.
 
-    fill: fills the document of a browser window, and returns the function that brings it up to date, which
-        is called `every` so many seconds. port: 0 chooses a free one. token: what the address
-        must have to be answered; a random one if left out and others than this machine can reach `host`.
-        on_ready: called with the address.
+    fill: fills the document of a browser window, and returns the function that brings it up to date.
+    every: the seconds between two calls of that function. port: 0 chooses a free one.
+    token: what an address must have to be answered; if left out, a random one if other machines can reach
+        `host`, else none. on_ready: called with the address.
     """
-    # A window that is closed leaves its updates of the next seconds without a receiver, which is no news.
+    # Bokeh logs an error for every update to a window that was just closed: these are left out.
     logging.getLogger("bokeh.server.views.ws").setLevel(logging.ERROR)
     for name in ("bokeh.server.protocol_handler", "tornado.application"):
-        logging.getLogger(name).addFilter(_is_news)
+        logging.getLogger(name).addFilter(_concerns_open_window)
     if token is None and not is_loopback(host):
         token = secrets.token_urlsafe(16)
 
@@ -310,9 +307,9 @@ async def serve(
         raise ConfigError(
             f"--port {port}: cannot listen on {host}: {error.strerror or error}; name another"
         ) from None
-    shown = host_in_url(host)
+    url_host = host_in_url(host)
     # With a token, the page may be reached under any name of this machine: the cookie says who may read.
-    origins = ["*"] if token is not None else [f"{shown}:{port}", f"localhost:{port}"]
+    origins = ["*"] if token is not None else [f"{url_host}:{port}", f"localhost:{port}"]
     auth: dict[str, Any] = {} if token is None else {"auth_provider": _TokenAuth(token)}
     tornado = BokehTornado(
         {"/": Application(FunctionHandler(prepare))}, extra_websocket_origins=origins, **auth
@@ -321,11 +318,11 @@ async def serve(
     connections.add_sockets(sockets)
     server = BaseServer(IOLoop.current(), tornado, connections)
     server.start()
-    on_ready(f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}"))
+    on_ready(f"http://{url_host}:{port}/" + ("" if token is None else f"?token={token}"))
     try:
         await asyncio.Event().wait()
     finally:
-        # Else the loop might end while a page is being written.
+        # Without this, the event loop might end while a page is being written.
         for session in server.get_sessions():
             stopping = session.with_document_locked(_stop_updating, session.document)
             await cast("Awaitable[None]", stopping)
@@ -333,12 +330,12 @@ async def serve(
         await connections.close_all_connections()
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _concerns_open_window(record: logging.LogRecord) -> bool:
     """Return False for what Bokeh logs about a window that was closed while its page was being written."""
-    where = None if record.exc_info is None else record.exc_info[2]
-    while where is not None and where.tb_next is not None:
-        where = where.tb_next
-    return where is None or where.tb_frame.f_globals.get("__name__") != "bokeh.server.connection"
+    trace = None if record.exc_info is None else record.exc_info[2]
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is None or trace.tb_frame.f_globals.get("__name__") != "bokeh.server.connection"
 
 
 def _stop_updating(doc: Any) -> None:
@@ -360,18 +357,17 @@ class _TokenAuth(AuthProvider):
         """A function that returns None for a request without the token."""
 
         def user(handler: RequestHandler) -> str | None:
-            named = handler.get_query_argument("token", "")
-            if hmac.compare_digest(named.encode(), self._token.encode()):
+            token = handler.get_query_argument("token", "")
+            if hmac.compare_digest(token.encode(), self._token.encode()):
                 if handler.request.headers.get("Upgrade", "").lower() != "websocket":
-                    handler.set_cookie(self.COOKIE, named, httponly=True, samesite="Strict")
+                    handler.set_cookie(self.COOKIE, token, httponly=True, samesite="Strict")
                 return "reader"
-            kept = handler.get_cookie(self.COOKIE, "") or ""
-            if hmac.compare_digest(kept.encode(), self._token.encode()):
+            cookie = handler.get_cookie(self.COOKIE, "") or ""
+            if hmac.compare_digest(cookie.encode(), self._token.encode()):
                 return "reader"
             if handler.request.headers.get("Upgrade", "").lower() == "websocket":
-                raise HTTPError(
-                    403, "without the page's token"
-                )  # a websocket cannot be sent elsewhere
+                # A websocket cannot be redirected to the page of `login_url`.
+                raise HTTPError(403, "without the page's token")
             return None
 
         return user

@@ -26,8 +26,8 @@ COLOURS = (
 )  # fmt: skip
 INK = "#7b858f"
 """The colour of text and axes in figures: readable on a white page and on a dark one."""
-MEAN = "#e0342b"
-LEGEND_COLUMNS, LEGEND_ROW = 3, 26
+MEAN_COLOUR = "#e0342b"
+LEGEND_COLUMNS, LEGEND_ROW_HEIGHT = 3, 26
 """Entries beside each other in a legend, and the height of a row of them in pixels."""
 
 
@@ -38,7 +38,7 @@ def static(name: str) -> str:
 
 WIDGET_STYLE, TABLE_STYLE = static("widget.css"), static("table.css")
 TEMPLATE = static("page.html")
-"""Blocks of Bokeh's own template."""
+"""Replaces blocks of Bokeh's own template."""
 
 
 def line_figure(title: str, height: int, x_label: str = "", **options: Any) -> Model:
@@ -115,7 +115,7 @@ def text_style(prefix: str) -> dict[str, Any]:
 
 def full_height(height: int, entries: int) -> int:
     """Return the height of a figure with a legend of so many entries. height: with one row of them."""
-    return height + LEGEND_ROW * max(ceil(entries / LEGEND_COLUMNS) - 1, 0)
+    return height + LEGEND_ROW_HEIGHT * max(ceil(entries / LEGEND_COLUMNS) - 1, 0)
 
 
 def line_legend(items: list[Model]) -> Model:
@@ -127,8 +127,8 @@ def line_legend(items: list[Model]) -> Model:
     )  # fmt: skip
 
 
-PLAIN = '<span title="<%- value %>"><%- value %></span>'
-STATE = """<span style="color: <%= ["left", "dead", "lost", "refused", "offline", "banned"]
+PLAIN_CELL = '<span title="<%- value %>"><%- value %></span>'
+STATE_CELL = """<span style="color: <%= ["left", "dead", "lost", "refused", "offline", "banned"]
     .includes(value) ? "var(--bad)" : "inherit" %>"><%- value %></span>"""
 
 
@@ -146,7 +146,7 @@ def column(field: str, title: str, width: int, form: Any = None, **options: Any)
 
 def least_width(columns: Sequence[Model]) -> str:
     """Return the style of a table that is scrolled, and not squeezed, where its columns do not fit."""
-    return f":host {{ --least: {sum(each.width for each in columns if each.visible)}px; }}"
+    return f":host {{ --least: {sum(shown.width for shown in columns if shown.visible)}px; }}"
 
 
 # --- the HTML around figures ----------------------------------------------------------------------

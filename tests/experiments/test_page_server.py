@@ -34,7 +34,7 @@ from gossamer.experiments.page.figures import Panels
 from gossamer.experiments.page.history import Event
 from gossamer.experiments.page.peer_map import find_names_below
 from gossamer.experiments.page.server import build_page, host_in_url
-from gossamer.experiments.page.style import LEGEND_ROW
+from gossamer.experiments.page.style import LEGEND_ROW_HEIGHT
 from gossamer.peer import ObservedPeer, Summary, SwarmState, TimelineEvent, is_loopback
 
 
@@ -389,7 +389,7 @@ def test_figures_grow_with_their_legends() -> None:
     history.apply(Observation("anna", 0.0, disagreement={f"group-{i}": 0.1 for i in range(7)}))
     history.sample(0.0)
     panels.update()
-    assert panels.roots["disagreement"].height == before + 2 * LEGEND_ROW
+    assert panels.roots["disagreement"].height == before + 2 * LEGEND_ROW_HEIGHT
 
 
 def test_marks_at_both_ends_of_the_timeline_are_whole() -> None:
