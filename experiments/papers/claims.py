@@ -24,7 +24,7 @@ from ..study import Frame, Study, frame_of
 from . import PAPERS, StudyEntry
 
 HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
-NOT_RUN, CANNOT = "not measured", "cannot be had here"
+NOT_RUN, CANNOT = "not measured", "cannot be measured here"
 """The verdicts."""
 AUTO = "auto"
 """The curve, or the x, of peers that decide by themselves what they share."""
@@ -91,13 +91,13 @@ class Points:
 
         Raises KeyError if a name has no curve.
         """
-        found = []
+        curves = []
         for name in names:
-            same = [line for line in self.lines if line == name or line.endswith(f": {name}")]
-            if not (same := self.lines if name == "*" else same):
+            matches = [line for line in self.lines if line == name or line.endswith(f": {name}")]
+            if not (matches := self.lines if name == "*" else matches):
                 raise KeyError(name)
-            found += same
-        return found
+            curves += matches
+        return curves
 
     @property
     def is_figure(self) -> bool:
@@ -148,8 +148,8 @@ def amount(value: Any) -> str:
 
 # --- how claims are decided -------------------------------------------------------------------------------
 # `wanted` is a condition: "> 0.02". `at` selects x: "" is all of them, "2 4" these two, "last" the last one,
-# "not 10" all others, and ">= 500" those that meet the condition. `by_case` decides; other functions compute
-# the values of a claim's cases: one for each x, curve or panel.
+# "not 10" all others, and ">= 500" those that meet the condition. `finding_of_cases` decides; other
+# functions compute the values of a claim's cases: one for each x, curve or panel.
 
 _OPERATORS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 
@@ -170,7 +170,7 @@ def select(names: Sequence[str], at: str) -> list[str]:
     return {"": [*names], "last": [*names[-1:]]}.get(at, at.split())
 
 
-def by_case(cases: Mapping[str, bool], measured: str) -> Finding:
+def finding_of_cases(cases: Mapping[str, bool], measured: str) -> Finding:
     """Return the finding: a claim holds if all cases are true, and in part if some are."""
     if not cases:
         raise ValueError("no case of the claim has been run")
@@ -180,34 +180,35 @@ def by_case(cases: Mapping[str, bool], measured: str) -> Finding:
     return Finding(verdict, count + measured)
 
 
-def decided(values: Mapping[str, float], wanted: str, what: str) -> Finding:
+def finding_of_values(values: Mapping[str, float], wanted: str, quantity: str) -> Finding:
     """Return the finding of a claim whose cases have these values, each of which should meet `wanted`."""
     if len(values) > 6:
         text = f"from {amount(min(values.values()))} to {amount(max(values.values()))}"
     else:
         text = ", ".join(f"{name}: {amount(value)}" for name, value in values.items())
     cases = {name: meets(value, wanted) for name, value in values.items()}
-    return by_case(cases, f"{what}, wanted {wanted}; {text}")
+    return finding_of_cases(cases, f"{quantity}, wanted {wanted}; {text}")
 
 
 def above(line: str, *others: str, wanted: str = "> 0", at: str = "", each: bool = False) -> Decide:
     """Decide by how much a curve is above the highest of others, in every panel and at every x.
 
-    others: all other curves of the paper if left out. each: whether each of them is a case of its own.
+    others: all other curves of the paper if left out. each: whether each distance is a case, not only that to
+        the highest of them.
     """
 
     def decide(points: Points) -> Finding:
         gaps = {}
-        for found in points.find(line):
-            panel = found.removesuffix(line)
+        for curve in points.find(line):
+            panel = curve.removesuffix(line)
             rivals = [panel + other for other in others]
-            rivals = rivals or [other for other in points.paper_lines if other != found]
-            for x in select(points.xs_of(found) if panel else points.xs, at):
-                by_rival = {rival: points[found, x] - points[rival, x] for rival in rivals}
+            rivals = rivals or [other for other in points.paper_lines if other != curve]
+            for x in select(points.xs_of(curve) if panel else points.xs, at):
+                by_rival = {rival: points[curve, x] - points[rival, x] for rival in rivals}
                 gaps |= by_rival if each else {f"{panel}{x}": min(by_rival.values())}
         best = "each" if each else "the best" if len(others) != 1 else ""
         names = " of ".join(text for text in (best, ", ".join(others) or "the others") if text)
-        return decided(gaps, wanted, f"{line} less {names}")
+        return finding_of_values(gaps, wanted, f"{line} less {names}")
 
     return decide
 
@@ -230,7 +231,7 @@ def change(
             a, b = points[line, first], points[line, last]
             changes[line] = b / a if ratio else b - a
             between = f"at {last} {'divided by' if ratio else 'less'} at {first}"
-        return decided(changes, wanted, between)
+        return finding_of_values(changes, wanted, between)
 
     return decide
 
@@ -240,7 +241,7 @@ def spread(*lines: str, wanted: str) -> Decide:
 
     def decide(points: Points) -> Finding:
         values = {line: [points[line, x] for x in points.xs] for line in lines}
-        return decided(
+        return finding_of_values(
             {k: max(v) - min(v) for k, v in values.items()}, wanted, "highest less lowest"
         )
 
@@ -253,7 +254,9 @@ def apart(*lines: str, wanted: str) -> Decide:
     def decide(points: Points) -> Finding:
         names = lines or points.paper_lines
         columns = [[points[line, x] for line in names] for x in points.xs]
-        return decided({"at most": max(max(c) - min(c) for c in columns)}, wanted, "distance")
+        return finding_of_values(
+            {"at most": max(max(c) - min(c) for c in columns)}, wanted, "distance"
+        )
 
     return decide
 
@@ -263,12 +266,14 @@ def rank(place: int, *lines: str, at: str = "") -> Decide:
 
     def decide(points: Points) -> Finding:
         index = place if place < 0 else place - 1
-        found = {}
+        at_place = {}
         for x in select(points.xs, at):
-            found[x] = sorted(points.paper_lines, key=lambda line: -points[line, x])[index]
-        text = ", ".join(f"at {x}: {line}" for x, line in found.items())
+            at_place[x] = sorted(points.paper_lines, key=lambda line: -points[line, x])[index]
+        text = ", ".join(f"at {x}: {line}" for x, line in at_place.items())
         ordinal = {1: "best", -1: "last"}.get(place, f"number {place}")
-        return by_case({x: line in lines for x, line in found.items()}, f"{ordinal} {text}")
+        return finding_of_cases(
+            {x: line in lines for x, line in at_place.items()}, f"{ordinal} {text}"
+        )
 
     return decide
 
@@ -281,14 +286,14 @@ def level(wanted: str, at: str = "", *, worst: bool = False) -> Decide:
 
     def decide(points: Points) -> Finding:
         extreme = min if worst else max
-        found = {
+        level_of = {
             line: extreme(points.xs, key=lambda x: points[line, x])
             for line in select(points.lines, at)
         }
         inner = points.xs[1:-1] if wanted == "between" else [wanted]
-        text = ", ".join(f"{line}: {x}" for line, x in found.items())
-        return by_case(
-            {line: x in inner for line, x in found.items()},
+        text = ", ".join(f"{line}: {x}" for line, x in level_of.items())
+        return finding_of_cases(
+            {line: x in inner for line, x in level_of.items()},
             f"{'worst' if worst else 'best'} level by curve {text}",
         )
 
@@ -297,7 +302,7 @@ def level(wanted: str, at: str = "", *, worst: bool = False) -> Decide:
 
 def ratio(line: str, *others: str, at: str, wanted: str = "< 1") -> Decide:
     """Decide how large the value of a line is, divided by those of others, at one x."""
-    return lambda points: decided(
+    return lambda points: finding_of_values(
         {other: points[line, at] / points[other, at] for other in others},
         wanted,
         f"{line} divided by",
@@ -308,11 +313,11 @@ def value(*lines: str, wanted: str, at: str = "") -> Decide:
     """Decide how large the value of each line is at each x."""
 
     def decide(points: Points) -> Finding:
-        found = {}
+        values = {}
         for line in points.find(*lines):
             for x in (x for x in select(points.xs, at) if (line, x) in points):
-                found[f"{line} at {x}"] = points[line, x]
-        return decided(found, wanted, "values")
+                values[f"{line} at {x}"] = points[line, x]
+        return finding_of_values(values, wanted, "values")
 
     return decide
 
@@ -323,16 +328,16 @@ def auto_is_best(points: Points) -> Finding:
     In every panel, if lines are named "PANEL: NAME".
     """
     gaps = {}
-    for found in (line for line in points.lines if line.endswith(AUTO)):
-        panel = found.removesuffix(AUTO)
+    for curve in (line for line in points.lines if line.endswith(AUTO)):
+        panel = curve.removesuffix(AUTO)
         rivals = [line for line in points.paper_lines if line.startswith(panel)]
-        for x in points.xs_of(found):
+        for x in points.xs_of(curve):
             best = max(points[rival, x] for rival in rivals)
-            gaps[f"{panel}{x}"] = points[found, x] - best
+            gaps[f"{panel}{x}"] = points[curve, x] - best
     if not gaps:  # x is the averaging level, and auto has no level
         for line in points.lines:
             gaps[line] = points[line, AUTO] - max(points[line, x] for x in points.xs)
-    return decided(gaps, ">= -0.005", "auto less the best of the others")
+    return finding_of_values(gaps, ">= -0.005", "auto less the best of the others")
 
 
 def gain_shrinks(points: Points) -> Finding:
@@ -342,7 +347,7 @@ def gain_shrinks(points: Points) -> Finding:
         line: points[line, late] - points["0", late] - points[line, early] + points["0", early]
         for line in ("60", "80")
     }
-    return decided(changes, "< 0", f"gain over level 0 at {late} less that at {early}")
+    return finding_of_values(changes, "< 0", f"gain over level 0 at {late} less that at {early}")
 
 
 def rises_less_and_less(points: Points) -> Finding:
@@ -352,7 +357,7 @@ def rises_less_and_less(points: Points) -> Finding:
     ]
     names = [f"{a}, {b}" for a, b in pairwise(points.paper_lines)]
     differences = [a - b for a, b in pairwise(rises)]
-    return decided(
+    return finding_of_values(
         dict(zip(names, differences, strict=True)), "> 0", "rises of two levels, their difference"
     )
 
@@ -363,7 +368,7 @@ def changes_less(line: str, other: str) -> Decide:
     def decide(points: Points) -> Finding:
         curves = [[points[name, x] for x in points.xs] for name in (line, other)]
         a, b = (max(curve) - min(curve) for curve in curves)
-        return decided({f"{amount(a)} less {amount(b)}": a - b}, "< 0", "their changes")
+        return finding_of_values({f"{amount(a)} less {amount(b)}": a - b}, "< 0", "their changes")
 
     return decide
 
@@ -376,7 +381,7 @@ def cells(method: str, most: Callable[[float], float]) -> Decide:
         shares = {
             f"{line} {x}": points[line, x] / most(float(x)) for line in lines for x in points.xs
         }
-        return decided(shares, "<= 1", "cells divided by the most that the claim allows")
+        return finding_of_values(shares, "<= 1", "cells divided by the most that the claim allows")
 
     return decide
 
@@ -390,19 +395,19 @@ def _parameters_by_lambda(points: Points) -> dict[str, list[float]]:
 def falls_with_lambda(points: Points) -> Finding:
     """Decide whether parameters fall with every step of λ."""
     sizes = _parameters_by_lambda(points)
-    text = "; ".join(f"{panel}: {' → '.join(map(amount, found))}" for panel, found in sizes.items())
+    text = "; ".join(f"{panel}: {' → '.join(map(amount, by_x))}" for panel, by_x in sizes.items())
     cases = {
-        panel: all(a >= b for a, b in pairwise(found)) and found[-1] < found[0]
-        for panel, found in sizes.items()
+        panel: all(a >= b for a, b in pairwise(by_x)) and by_x[-1] < by_x[0]
+        for panel, by_x in sizes.items()
     }
-    return by_case(cases, f"parameters {text}")
+    return finding_of_cases(cases, f"parameters {text}")
 
 
 def falls_linearly(points: Points) -> Finding:
-    """Decide whether λ and the parameters are correlated."""
+    """Decide whether parameters fall linearly with λ: their correlation is close to -1."""
     weights, sizes = [float(x) for x in points.xs], _parameters_by_lambda(points)
-    found = {panel: correlation(weights, of_panel) for panel, of_panel in sizes.items()}
-    return decided(found, "<= -0.95", "correlation")
+    correlations = {panel: correlation(weights, by_x) for panel, by_x in sizes.items()}
+    return finding_of_values(correlations, "<= -0.95", "correlation")
 
 
 # --- the claims -------------------------------------------------------------------------------------------
@@ -685,7 +690,6 @@ class Unavailable:
     reason: str
 
 
-_ONE_CORE = "the data is not here, and training it takes a graphics processor"
 UNAVAILABLE = (
     Unavailable(
         "000, figure 3c, d", "On CIFAR-10 PFNM falls behind ensembles when classes are split unevenly",
@@ -699,7 +703,10 @@ UNAVAILABLE = (
         "002, table 1, CIMC", "MAGI fuses U-Nets 6 % better than PFNM",
         "the Carvana images are not here, and matching is defined for chains of linear layers",
     ),
-    Unavailable("004, table 1", "FedNP is best on CIFAR-100 and TinyImageNet with ResNet18", _ONE_CORE),
+    Unavailable(
+        "004, table 1", "FedNP is best on CIFAR-100 and TinyImageNet with ResNet18",
+        "the data is not here, and training it takes a graphics processor",
+    ),
     Unavailable("004, table 1", "FedNP is above FedPA and FedLA", "neither method is implemented here"),
     Unavailable("004, table 2", "FedNP lowers the word error rate on CHiME-5", "the corpus needs a licence"),
     Unavailable(
@@ -783,23 +790,23 @@ def records_of(entry: StudyEntry, folders: Sequence[Path]) -> tuple[list[Record]
         path = folder / f"{entry.name}.jsonl"
         if not path.is_file():
             path = find_run(folder / entry.name) / "runs.jsonl"
-        found = list(read_records(path))
-        records = [record for record in found if record.get("key") in keys]
-        if others := len(found) - len(records):
+        all_records = list(read_records(path))
+        records = [record for record in all_records if record.get("key") in keys]
+        if others := len(all_records) - len(records):
             console.warn(
-                f"{path}: {others} of {len(found)} records are not used, since they are of another version "
-                f"of {entry.name} or of other settings; the file stays as it is, and gossamer paper "
+                f"{path}: {others} of {len(all_records)} records are not used, since they are of another "
+                f"version of {entry.name} or of other settings; the file stays as it is, and gossamer paper "
                 f"{entry.name} runs what is missing"
             )
         finished = {record["key"] for record in records}
-        whole = {key for curve in keys_by_curve.values() if curve <= finished for key in curve}
-        if unfinished := len(finished - whole):
+        complete = {key for curve in keys_by_curve.values() if curve <= finished for key in curve}
+        if unfinished := len(finished - complete):
             console.warn(
                 f"{path}: {unfinished} records of {entry.name} are not used yet, since other runs of their "
                 f"line and seed are missing; gossamer paper {entry.name} runs those"
             )
-        if whole:
-            return [record for record in records if record["key"] in whole], study
+        if complete:
+            return [record for record in records if record["key"] in complete], study
     return [], study
 
 
@@ -882,7 +889,7 @@ nothing, most cells, and everything."""
 
 
 def draw_overview(path: Path, table: Sequence[Row]) -> list[Path]:
-    """Draw the paper's figure 7 from the results of others: every task alone, with partial, full averaging.
+    """Draw the paper's figure 7 from other studies' results: each task with no, partial and full averaging.
 
     Tasks that have not been run are left out; without any, nothing is drawn. Returns the files.
     """
@@ -945,18 +952,18 @@ def draw_figures(folder: Path, table: Sequence[Row]) -> list[Path]:
         from ..study.figures import panels, plot_lines, save
 
         columns = min(3, len(studies))
-        lines = -(-len(studies) // columns)
+        grid_rows = -(-len(studies) // columns)
         figure, grid = panels(
-            lines, columns,
+            grid_rows, columns,
             _PARTIAL_MODELS_NOTE if section.startswith("003") else _NOTE,
-            5.2 * columns, 3.6 * lines,
+            5.2 * columns, 3.6 * grid_rows,
         )  # fmt: skip
         all_axes = [axes for row_of_axes in grid for axes in row_of_axes]
         for axes, row in zip(all_axes, studies.values(), strict=False):
             assert row.points is not None
             plot_lines(axes, row.points.numbers(), "line", "x", "median", "low", "high")
-            _, _, where = row.entry.origin.partition(", ")
-            axes.set_title(f"{row.entry.name} ({where or row.entry.origin})", fontsize=9)
+            _, _, place = row.entry.origin.partition(", ")  # section and figure of the paper
+            axes.set_title(f"{row.entry.name} ({place or row.entry.origin})", fontsize=9)
             x_label, y_label = _LABELS.get(row.entry.name, (row.points.x_label, "accuracy"))
             axes.set_xlabel(x_label, fontsize=8)
             axes.set_ylabel(y_label, fontsize=8)
@@ -1020,11 +1027,11 @@ def page(table: Sequence[Row], pictures: Sequence[str] = ()) -> str:
         lines += ["", "## Not run yet at full size", "", *not_run]
     lines += [
         "",
-        f"## What {CANNOT.replace('be had', 'be measured')}",
+        f"## What {CANNOT}",
         "",
         "| where | claim | reason |",
         "| --- | --- | --- |",
-        *(f"| {each.origin} | {each.text} | {each.reason} |" for each in UNAVAILABLE),
+        *(f"| {claim.origin} | {claim.text} | {claim.reason} |" for claim in UNAVAILABLE),
     ]
     return "\n".join(lines) + "\n"
 
@@ -1041,8 +1048,8 @@ def _means_table(points: Points) -> list[str]:
 
     With a single x and lines named "PANEL: NAME", a row for each name and a column for each panel.
     """
-    every = -(-len(points.xs) // MOST_COLUMNS)
-    xs = points.xs[::-every][::-1]
+    step = -(-len(points.xs) // MOST_COLUMNS)
+    xs = points.xs[::-step][::-1]  # the last x is always shown
     if any((line, AUTO) in points for line in points.lines):
         xs = [*xs, AUTO]
     shown = [line for line in points.lines if not line.endswith(", parameters")]

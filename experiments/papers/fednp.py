@@ -301,8 +301,8 @@ def run_moments_cell(cell: MomentsCell, job: Job) -> Record:
             return grid_moments(mean, variance, f, cell.nodes)
         return tilted_moments(mean, variance, f, cell.moments, cell.nodes)  # type: ignore[arg-type]
 
-    exact, found = grid_moments(mean, variance, f, REFERENCE_NODES), update()
-    errors = [float((a - b).abs().max()) for a, b in zip(found, exact, strict=True)]
+    exact, computed = grid_moments(mean, variance, f, REFERENCE_NODES), update()
+    errors = [float((a - b).abs().max()) for a, b in zip(computed, exact, strict=True)]
     began, repeats = time.process_time(), 20
     for _ in range(repeats):
         update()

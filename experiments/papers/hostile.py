@@ -85,7 +85,7 @@ class HostileRun(StudyCell):
     data: the data set, digits or mnist, and after a colon the samples of each peer.
     alpha: the parameter of a Dirichlet split of the classes; None for a random split.
     hostile: how many peers are hostile; ignored with hub and leaf, where it is one.
-    pace: peers with odd numbers train and send in one of so many rounds only, the others in every round.
+    pace: peers with odd numbers train and send in every `pace`-th round only, the others in every round.
     """
 
     rule: str
@@ -134,16 +134,16 @@ class SmallLearner:
     def __init__(self, member: Member, seed: Sequence[int]):
         learner = member.learner
         assert isinstance(learner, SgdLearner)
-        parameters = [each.detach().numpy() for each in member.network.module.parameters()]
-        ends = np.cumsum([each.size for each in parameters]).tolist()
+        parameters = [p.detach().numpy() for p in member.network.module.parameters()]
+        ends = np.cumsum([parameter.size for parameter in parameters]).tolist()
         self._parts = [
-            (slice(end - each.size, end), each.shape)
-            for each, end in zip(parameters, ends, strict=True)
+            (slice(end - parameter.size, end), parameter.shape)
+            for parameter, end in zip(parameters, ends, strict=True)
         ]
-        self.value = np.concatenate([each.ravel() for each in parameters])
+        self.value = np.concatenate([parameter.ravel() for parameter in parameters])
         """The parameters: weights and biases of the hidden layer, then of the outputs."""
         self.samples, self.scored = _arrays(*learner.samples), _arrays(*learner.scored)
-        self.held_out = _arrays(*(each[:TEST_SAMPLES] for each in learner.held_out))
+        self.held_out = _arrays(*(tensor[:TEST_SAMPLES] for tensor in learner.held_out))
         prior = learner.log_prior
         self.log_prior: Array | None = None if prior is None else prior.numpy()
         count = len(self.samples[1]) + len(self.scored[1])
@@ -187,13 +187,13 @@ class SmallLearner:
         inputs, labels = self.samples
         count, epochs = self._local_samples, -(-self._local_samples // len(labels))
         order = np.concatenate([self._random.permutation(len(labels)) for _ in range(epochs)])
-        for drawn in np.split(order[:count], range(BATCH, count, BATCH)):
-            self.value = self.value - RATE * self.gradient(inputs[drawn], labels[drawn])
+        for batch in np.split(order[:count], range(BATCH, count, BATCH)):
+            self.value = self.value - RATE * self.gradient(inputs[batch], labels[batch])
 
     def score(self, model: str, value: Array | None) -> float:
-        """Return the loss of a value, or of the own one, for SteadyMode.
+        """Return the loss of a received value, or of the learner's own if it is None, for SteadyMode.
 
-        The score of the own value is kept until it changes, because dry runs ask for it often.
+        The score of the learner's own value is kept until it changes, because dry runs ask for it often.
         """
         if value is not None:
             return self._score(value)
@@ -355,8 +355,8 @@ ADAPTIVE: Mapping[str, Forge] = {
 receiver most."""
 VARIANTS = {"inflate": "drift, own data", "spam": "drift, test set", "rejoin": "drift, test set"}
 """Attacks that use the direction of another one. In steady gossip they send it with the weight of 16 peers
-instead of none (inflate), many times a round (spam), or that with a new session for each message (rejoin).
-In push-sum only inflate differs from that other attack; in lockstep none does."""
+instead of none (inflate), many times a round (spam), or many times and in a new session each time (rejoin).
+In push-sum only inflate differs from the attack whose direction it uses; in lockstep none does."""
 FIXED_VALUES: Mapping[str, Forge] = {
     "NaN": lambda knowledge, sender, receiver: np.full_like(knowledge.starts[0], np.nan),
     "1e30": lambda knowledge, sender, receiver: np.full_like(knowledge.starts[0], 1e30),
@@ -438,7 +438,7 @@ def run_gossip(cell: HostileRun) -> Record:
 
 
 def pace_of(cell: HostileRun, peer: int) -> int:
-    """Return a peer's pace: it trains in one of so many rounds."""
+    """Return a peer's pace: 4 means that it trains in every fourth round."""
     return cell.pace if peer % 2 else 1
 
 
@@ -519,7 +519,7 @@ class _GossipSwarm:
 def _prepare(cell: HostileRun) -> tuple[Knowledge, str | None]:
     """Return what hostile members know of a run, and the name of its attack, None for a run without one.
 
-    In a run without them the hostile members have no links. In the attack `label flip`, the labels of the
+    If `line` is ALONE, the hostile members have no links. In the attack `label flip`, the labels of the
     hostile members' samples are changed here.
     """
     learners, graph = learners_of(cell), graph_of(cell)
@@ -653,7 +653,7 @@ def hostile(entry: StudyEntry, quick: bool, seeds: range) -> Study[HostileRun]:
 
     quick: fewer attacks and rounds, and only the digits.
     """
-    first = 0 if quick else FIRST_SEED
+    first_seed = 0 if quick else FIRST_SEED
     first_seeds = {name: FIRST_MNIST_SEED for name in OTHER_SETTINGS if "MNIST" in name}
     attacks = WORST_ATTACKS if quick else ATTACKS
     cells: list[HostileRun] = []
@@ -662,12 +662,12 @@ def hostile(entry: StudyEntry, quick: bool, seeds: range) -> Study[HostileRun]:
             compared = [attack for attack in attacks if attack in COMPARED_ATTACKS]
             compared = compared if number < OTHER_SEEDS else []
             cells += [
-                HostileRun(attack, rule, first + number, rounds=15 if quick else 40)
+                HostileRun(attack, rule, first_seed + number, rounds=15 if quick else 40)
                 for attack in (CLEAN, ALONE, *(attacks if rule == "steady" else compared))
             ]
     for number in range(0 if quick else min(OTHER_SEEDS, len(seeds))):
         cells += [
-            HostileRun(attack, rule, first_seeds.get(name, first) + number, name, **fields)
+            HostileRun(attack, rule, first_seeds.get(name, first_seed) + number, name, **fields)
             for name, fields in OTHER_SETTINGS.items()
             for rule in ("steady", "push-sum")
             for attack in (CLEAN, ALONE, *(WORST_ATTACKS if rule == "steady" else ()))
@@ -689,7 +689,7 @@ def hostile(entry: StudyEntry, quick: bool, seeds: range) -> Study[HostileRun]:
 
 
 def hostile_tables(records: Sequence[Record]) -> dict[str, Frame]:
-    """Return accuracies by attack and mode, what attacks cost in every setting, and the bars."""
+    """Return tables: accuracies by attack and mode, costs of attacks by setting, and limits ("bars")."""
     runs = frame_of(records, ordered=["attack", "rule", "setting"])
     frame = runs[runs["setting"] == DIGITS]
     tables = {"summary": mean_and_worst(frame, "attack", "rule")}
@@ -738,14 +738,12 @@ def attack_costs(steady: Frame) -> Frame:
 
 IRREGULAR = ("karate, a leaf", "karate, a hub", "scale-free, a leaf", "scale-free, a hub")
 SKEW_COST = 0.054
-"""What the mildest of the worst attacks cost with label skew in the study that the rule comes from."""
+"""The most that attacks may cost with label skew: the cost of the mildest of the worst attacks in the study
+from which the rule of steady gossip comes."""
 
 
 def bars(runs: Frame, costs: Frame) -> Frame:
-    """Return what was measured beside what it should be at most; settings that were not run are left out.
-
-    An attack's worst peer holds its bar if it does in every seed.
-    """
+    """Return what was measured beside what it should be at most; settings that were not run are left out."""
     rows: list[tuple[str, float, float, str]] = []
     clean = runs[(runs["setting"] == DIGITS) & (runs["attack"] == CLEAN)]
     by_rule = clean.pivot_table("accuracy", "seed", "rule", observed=True)
@@ -754,24 +752,24 @@ def bars(runs: Frame, costs: Frame) -> Frame:
         note = f"± {lost.sem():.3f}, {len(lost)} seeds" if len(lost) > 1 else "one seed"
         rows.append(("without attack: cost against push-sum", float(lost.mean()), 0.01, note))
 
-    def worst_of(setting: str, column: str, bar: float, what: str) -> None:
+    def add_worst_attack(setting: str, column: str, limit: float, what: str) -> None:
         attacked = costs[(costs["setting"] == setting) & ~costs["attack"].isin((CLEAN, ALONE))]
         if len(attacked):
             row = attacked.loc[attacked[column].idxmax()]
-            rows.append((f"{setting}: {what}", float(row[column]), bar, str(row["attack"])))
+            rows.append((f"{setting}: {what}", float(row[column]), limit, str(row["attack"])))
 
     for setting in (DIGITS, "MNIST", "MNIST, 500 samples"):
-        worst_of(setting, "cost", 0.03, "mean cost of the worst attack")
-        worst_of(setting, "below", 0.08, "worst peer below the clean mean, mean of seeds")
-        worst_of(setting, "largest", 0.08, "worst peer below the clean mean, any seed")
+        add_worst_attack(setting, "cost", 0.03, "mean cost of the worst attack")
+        add_worst_attack(setting, "below", 0.08, "worst peer below the clean mean, mean of seeds")
+        add_worst_attack(setting, "largest", 0.08, "worst peer below the clean mean, any seed")
     for setting in IRREGULAR:
-        worst_of(setting, "cost", 0.04, "mean cost of the worst attack")
-    worst_of("label skew", "cost", SKEW_COST, "mean cost of the worst attack")
+        add_worst_attack(setting, "cost", 0.04, "mean cost of the worst attack")
+    add_worst_attack("label skew", "cost", SKEW_COST, "mean cost of the worst attack")
     cut_off = runs[runs["rule"] == "steady"]["cut off"].sum()
     rows.append(("pairs of honest neighbours cut off, all runs", float(cut_off), 0.0, ""))
-    what, measured, bar, notes = zip(*rows, strict=True)
-    holds = ["yes" if value <= most else "no" for _, value, most, _ in rows]
-    columns = {"what": what, "measured": measured, "at most": bar, "holds": holds, "": notes}
+    what, measured, limits, notes = zip(*rows, strict=True)
+    holds = ["yes" if value <= limit else "no" for _, value, limit, _ in rows]
+    columns = {"what": what, "measured": measured, "at most": limits, "holds": holds, "": notes}
     return as_text(frame_of(columns), {"measured": ".3f", "at most": ".3f"})
 
 

@@ -187,12 +187,12 @@ def draw(
     caption = caption.format(seeds=means["seeds"].min())
     panels = list(dict.fromkeys(means["panel"]))
     ticks: dict[float, str] | None = None
-    means["at"], label = means["x"], "method"
+    means["position"], label = means["x"], "method"
     if options.axis == "panel":
-        means["at"] = [panels.index(panel) for panel in means["panel"]]
+        means["position"] = [panels.index(panel) for panel in means["panel"]]
         x_label, ticks = "", {i: name.replace(", ", "\n") for i, name in enumerate(panels)}
     elif options.axis == "λ":
-        means["at"] = [float(name.partition("λ=")[2] or 0) for name in means["method"]]
+        means["position"] = [float(name.partition("λ=")[2] or 0) for name in means["method"]]
         x_label, label = "λ", "panel"
     files: list[Path] = []
     for panel in panels if options.axis == "x" else [""]:
@@ -209,7 +209,7 @@ def draw(
                 words = ["figure", panel.replace(" ", "-").lower(), group, measure]
                 files += draw_lines(
                     folder / "-".join(word for word in words if word),
-                    bars, (label, "at", measure, "low", "high"),
+                    bars, (label, "position", measure, "low", "high"),
                     title=title + (f", {panel}" if panel else ""),
                     x_label=x_label, y_label=_LABELS[measure], caption=caption, ticks=ticks,
                 )  # fmt: skip

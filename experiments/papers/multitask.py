@@ -205,7 +205,7 @@ def summarise(records: Sequence[Record]) -> Frame:
     """Return a row for every method and number of samples.
 
     low, high: the lowest and the highest accuracy of a random split. worst: the mean of the worst subject's.
-    wins, draws: in how many splits the method is best, of how many. fell: whether F never rose.
+    wins, draws: in how many splits the method is best, of how many. fell: whether the objective F never rose.
     """
     frame = frame_of(records, ordered=["method"])
     best = frame.groupby(["seed", "samples"])["accuracy"].transform("max")
@@ -223,7 +223,7 @@ def summarise(records: Sequence[Record]) -> Frame:
 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:
-    """Return the table: accuracy, the worst subject's, how often each method is best, and whether F fell."""
+    """Return the table: accuracy, the worst subject's, how often each method is best, whether F only fell."""
     summary = summarise(records)
     summary["best in"] = [
         f"{w} of {n}" for w, n in zip(summary["wins"], summary["draws"], strict=True)

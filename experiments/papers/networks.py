@@ -123,7 +123,7 @@ class DataSplit:
     train: list[Samples]
     test: Samples
     """The common test samples, on which all peers are tested."""
-    own: Tensor
+    own_test_weights: Tensor
     """[peers, test samples]: the weight of a test sample in each peer's own test; rows sum to 1."""
 
 
@@ -241,9 +241,9 @@ def _split_by_group(setting: Setting, data: Dataset, seed: int) -> DataSplit:
                 )
             order = seeded_rng(seed, "half", half, peer).permutation(available)
             indices_by_peer.append(order[:count])
-    own = torch.eye(setting.peers).repeat_interleave(setting.test, dim=1) / setting.test
+    weights = torch.eye(setting.peers).repeat_interleave(setting.test, dim=1) / setting.test
     return DataSplit(
-        [samples.take(indices) for indices in train], samples.take(np.concatenate(test)), own
+        [samples.take(indices) for indices in train], samples.take(np.concatenate(test)), weights
     )
 
 
@@ -261,7 +261,7 @@ def _accuracies(learners: Sequence[SgdLearner], split: DataSplit) -> tuple[Tenso
         )
         correct_by_peer.append((outputs.argmax(1) == split.test.y).float())
     correct = torch.stack(correct_by_peer)  # 1 or 0 by peer and test sample
-    return (correct * split.own).sum(1), correct.mean(1)
+    return (correct * split.own_test_weights).sum(1), correct.mean(1)
 
 
 def _module(setting: Setting, classes: int, inputs: Tensor) -> nn.Module:

@@ -430,7 +430,7 @@ def layouts(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
     }.items():
         layers = f"{layout.count('=') + 1} layers"
         schemes[layout, f"{layers}: no averaging"] = []
-        for shared in (f"{inputs}-{each}" for each in cells):
+        for shared in (f"{inputs}-{later_layers}" for later_layers in cells):
             schemes[layout, f"{layers}: {shared}"] = [Model(name="global", layout=shared)]
         schemes[layout, f"{layers}: {AUTO}"] = AUTO
     runs = [

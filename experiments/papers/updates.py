@@ -59,8 +59,8 @@ class Cell(StudyCell):
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What the messages of a run lost.
+class MessageStatistics:
+    """What is measured of the messages of a run.
 
     distortions: the relative distortion of every message. bound: on the distance from the model without
     compression. bytes: of all messages.
@@ -91,8 +91,8 @@ def client_update(w: Tensor, x: Tensor, y: Tensor, rng: np.random.Generator) -> 
 
 def federated_averaging(
     split: DataSplit, rounds: int, seed: int, compressor: str = NONE
-) -> tuple[Tensor, Sent]:
-    """Run FedAvg (Algorithm 1 of the slides' second paper, with C = E = 1); return the model and its losses.
+) -> tuple[Tensor, MessageStatistics]:
+    """Run FedAvg (Algorithm 1 of the slides' second paper, with C = E = 1); return model and measures.
 
     Compressors other than `NONE` compress what a client has changed; the error is lost.
     """
@@ -109,19 +109,20 @@ def federated_averaging(
             if compressor != NONE:
                 rng = seeded_rng(seed, "compressor", k, round_number)
                 arrived, length = roundtrip(compressor, update, rng, [tuple(w.shape)])
-            lost = distortion(update, arrived)
-            distortions.append(lost)
+            relative_error = distortion(update, arrived)
+            distortions.append(relative_error)
             sent_bytes += length
             change += float(shares[k]) * torch.from_numpy(arrived).view_as(w)
             next_distance += shares[k] * (
-                (1 - RATE * DECAY) ** steps * distance + lost * float(np.linalg.norm(update))
+                (1 - RATE * DECAY) ** steps * distance
+                + relative_error * float(np.linalg.norm(update))
             )
         w, distance = w + change, next_distance
-    return w, Sent(distortions, float(distance), sent_bytes)
+    return w, MessageStatistics(distortions, float(distance), sent_bytes)
 
 
 @lru_cache(maxsize=1)
-def without_compression(setting: Setting, rounds: int) -> tuple[Tensor, Sent]:
+def without_compression(setting: Setting, rounds: int) -> tuple[Tensor, MessageStatistics]:
     """Return the model without compression, which is computed once for all compressors of a seed."""
     return federated_averaging(split_data(setting), rounds, setting.seed)
 
@@ -234,7 +235,7 @@ def draw(path: Path, records: Sequence[Record], title: str, caption: str) -> lis
     for shift, name, label, colour in (
         (-0.2, "loss", "measured", BLUE), (0.2, "loss_bound", "bound", ORANGE),
     ):  # fmt: skip
-        axes.bar([at + shift for at in places], lossy[name], 0.38, label=label, color=colour)
+        axes.bar([place + shift for place in places], lossy[name], 0.38, label=label, color=colour)
     axes.set_xticks(list(places), list(lossy["line"]), rotation=30, ha="right")
     axes.set(title=title, ylabel="accuracy lost")
     place_legend(axes)

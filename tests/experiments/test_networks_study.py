@@ -106,7 +106,7 @@ def test_either_order_of_dependence_averages_the_same():
 def test_own_test_has_the_classes_of_the_peer():
     data = load("digits")
     split = split_data(replace(TINY, alpha=0.2), data, 3)
-    for own, weights in zip(split.train, split.own, strict=True):
+    for own, weights in zip(split.train, split.own_test_weights, strict=True):
         counts = torch.bincount(split.test.y, weights, minlength=10)
         torch.testing.assert_close(counts, torch.bincount(own.y, minlength=10) / len(own))
 
@@ -124,8 +124,8 @@ def test_people_are_tested_on_later_windows_than_they_learn_from():
     assert len(inputs) == 30
     for peer, learned in enumerate(split.train):
         x, y = learned.x, learned.y
-        own = split.own[peer] > 0
-        assert float(split.own[peer].sum()) == pytest.approx(1)
+        own = split.own_test_weights[peer] > 0
+        assert float(split.own_test_weights[peer].sum()) == pytest.approx(1)
         assert int(own.sum()) == 10
         person = {int(window) // 40 for window in (*x[:, 0, 0], *inputs[own][:, 0, 0])}
         assert len(person) == 1
