@@ -219,8 +219,8 @@ class Runs(Generic[C]):
 
     Runs whose key is in the file are not run again; records with other keys are ignored.
 
-    earlier: files of earlier studies. Records of runs that this study has too are copied from them; `copied`
-        is the number of copies by file.
+    earlier: JSONL files of earlier results of this study, from which records are copied if their keys are
+        those of its cells; `copied` is the number of copies by file.
     """
 
     def __init__(self, cells: Sequence[C], path: Path, earlier: Sequence[Path] = ()):
@@ -231,6 +231,7 @@ class Runs(Generic[C]):
         self._unfinished: dict[int, list[C]] = {}
         self._failures: list[tuple[list[C], Failure]] = []
         self._slots = 1
+        """How many batches are computed at the same time."""
         self.copied: dict[Path, int] = {}
         for file in earlier:
             for record in read_records(file):

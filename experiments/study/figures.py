@@ -91,7 +91,7 @@ def panels(
     sharey: bool = False,
 ) -> tuple[Figure, list[list[Axes]]]:
     """Return a figure with rows of axes; the caption is added below `width` × `height` inches of axes."""
-    letters = int(14.5 * width)  # that fit into a line of the caption
+    letters = int(14.5 * width)  # as many as fit into a line of the caption
     caption = "\n".join(textwrap.fill(line, letters) for line in caption.split("\n"))
     figure = Figure(
         figsize=(width, height + 0.17 * (caption.count("\n") + 1)), layout="constrained"
@@ -149,16 +149,16 @@ def draw_metrics(folder: Path, title: str, x_label: str = "round") -> list[Path]
     rows = -(-len(names) // columns)
     caption = f"{title}: line: mean over peers, band: lowest to highest peer"
     figure, grid = panels(rows, columns, caption, 3.4 * columns, 2.6 * rows, sharex=True)
-    axes = [each for row in grid for each in row]
-    for name, each in zip(names, axes, strict=False):
-        band(each, {x: list(values.values()) for x, values in curves[name].items()})
-        each.set_title(name, fontsize=10)
+    all_axes = [axes for row in grid for axes in row]
+    for name, axes in zip(names, all_axes, strict=False):
+        band(axes, {x: list(values.values()) for x, values in curves[name].items()})
+        axes.set_title(name, fontsize=10)
         if x_label == "round":
-            whole_rounds(each)
-    for each in axes[len(names) :]:
-        each.set_visible(False)
-    for each in grid[-1]:
-        each.set_xlabel(x_label)
+            whole_rounds(axes)
+    for axes in all_axes[len(names) :]:
+        axes.set_visible(False)
+    for axes in grid[-1]:
+        axes.set_xlabel(x_label)
     return save(figure, folder / "metrics")
 
 
@@ -199,8 +199,8 @@ def with_palette(drawn: FigureCanvasAgg) -> bytes:
     """Return what was drawn as a PNG with at most 256 colours."""
     from PIL import Image
 
-    small = io.BytesIO()
+    png = io.BytesIO()
     image = Image.fromarray(np.asarray(drawn.buffer_rgba()))
-    few = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    few.save(small, "png", optimize=True)
-    return small.getvalue()
+    quantized = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    quantized.save(png, "png", optimize=True)
+    return png.getvalue()

@@ -184,7 +184,7 @@ class Outcome:
     """Accuracy after the last round: the mean over peers, and that of the worst peer.
 
     metrics: the means over peers of named metrics.
-    decisions: what peers have decided about their sharing; None if that was not theirs to decide.
+    decisions: what peers have decided about their sharing; None unless `sharing = "auto"` is configured.
     """
 
     accuracy: float

@@ -92,16 +92,20 @@ class Failure:
     trace: str
 
 
+BatchResult = tuple[int, list[Record] | Failure]
+"""The index of a batch, and its records or its failure."""
+
+
 def run_batches(
     run: RunBatch[T],
     batches: Sequence[list[T]],
     job: Job,
     workers: Workers,
     on_start: Callable[[int], None] = lambda slots: None,
-) -> Generator[tuple[int, list[Record] | Failure], None, None]:
+) -> Generator[BatchResult, None, None]:
     """Yield each batch's index with its records or its failure when it is finished.
 
-    on_start: told how many batches are computed at the same time.
+    on_start: called with the number of batches that are computed at the same time.
 
     Closing the generator cancels what is not finished. Raises ConfigError if the workers cannot be reached or
     are lost again and again.
@@ -119,9 +123,6 @@ def run_batches(
         yield from _finish(run, batches, job, engine)
 
 
-Results = Iterator[tuple[int, list[Record] | Failure]]
-
-
 @dataclass(frozen=True)
 class Engine:
     """Computes batches at several places.
@@ -132,12 +133,12 @@ class Engine:
     """
 
     slots: int
-    compute: Callable[[list[tuple[Any, ...]]], Results]
+    compute: Callable[[list[tuple[Any, ...]]], Iterator[BatchResult]]
 
 
 def _finish(
     run: RunBatch[T], batches: Sequence[list[T]], job: Job, engine: Engine
-) -> Generator[tuple[int, list[Record] | Failure], None, None]:
+) -> Generator[BatchResult, None, None]:
     """Yield what the workers finish; start again with the rest when one is lost."""
     unfinished = dict(enumerate(batches))
     fruitless = 0
@@ -160,7 +161,7 @@ def _finish(
 
 def _compute(
     run: RunBatch[T], index: int, batch: list[T], job: Job, version: str = __version__
-) -> tuple[int, list[Record] | Failure]:
+) -> BatchResult:
     """Run a batch, in a worker of the same version as the command that asks for it."""
     try:
         if version != __version__:
@@ -171,7 +172,7 @@ def _compute(
     except Exception as error:
         trace = traceback.format_exc()
         try:
-            type(error)(*error.args)  # as the receiving process will do
+            type(error)(*error.args)  # as the receiving process will, when it unpickles the error
         except Exception:  # an exception class that needs more than its message
             error = RuntimeError(f"{type(error).__name__}: {error}")
         return index, Failure(error, trace)
@@ -205,7 +206,7 @@ def _local(workers: Workers) -> Iterator[Engine]:
 def _dask(workers: Workers) -> Iterator[Engine]:
     """The workers of a Dask scheduler."""
     address = workers.address
-    distributed = _extra("distributed", f"--on dask:{address}: Dask", "dask")
+    distributed = _import_extra("distributed", f"--on dask:{address}: Dask", "dask")
     try:
         client = distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
@@ -222,19 +223,19 @@ def _dask(workers: Workers) -> Iterator[Engine]:
         yield _joblib(slots, "dask", client=client)
 
 
-def _extra(module: str, what: str, extra: str) -> Any:
-    """Import a package that may be missing; raises ConfigError that says how to install it."""
+def _import_extra(module: str, subject: str, extra: str) -> Any:
+    """Import a package; raises ConfigError, "SUBJECT is not installed", with the remedy, if it is missing."""
     try:
         return import_module(module)
     except ImportError:
-        raise ConfigError(f"{what} is not installed: pip install 'gossamer[{extra}]'") from None
+        raise ConfigError(f"{subject} is not installed: pip install 'gossamer[{extra}]'") from None
 
 
 def _joblib(slots: int, backend: str, **options: Any) -> Engine:
-    """Return an engine that joblib knows."""
+    """Return an engine that computes with one of joblib's backends."""
     import joblib
 
-    def compute(calls: list[tuple[Any, ...]]) -> Results:
+    def compute(calls: list[tuple[Any, ...]]) -> Iterator[BatchResult]:
         with _ignored_interrupts(), joblib.parallel_config(backend, **options):
             one_by_one: dict[str, Any] = {"batch_size": 1, "max_nbytes": None}
             parallel = joblib.Parallel(slots, return_as="generator_unordered", **one_by_one)
@@ -249,7 +250,7 @@ def _joblib(slots: int, backend: str, **options: Any) -> Engine:
 def _ray(workers: Workers) -> Iterator[Engine]:
     """The processors of a Ray cluster; not through joblib, which returns nothing there before all is done."""
     address = workers.address
-    ray = _extra("ray", f"--on ray:{address}: Ray", "ray")
+    ray = _import_extra("ray", f"--on ray:{address}: Ray", "ray")
     try:
         if ":" in address:  # Ray itself would try for minutes
             host, _, port = address.rpartition("//")[2].rpartition(":")
@@ -262,15 +263,15 @@ def _ray(workers: Workers) -> Iterator[Engine]:
     # One torch thread for each task, since a task has one processor.
     task = ray.remote(_compute).options(runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}})
 
-    def compute(calls: list[tuple[Any, ...]]) -> Results:
+    def compute(calls: list[tuple[Any, ...]]) -> Iterator[BatchResult]:
         running = [task.remote(*call) for call in calls]
         try:
             while running:
                 finished, running = ray.wait(running)
                 yield ray.get(finished[0])
         finally:
-            for each in running:
-                ray.cancel(each, force=True)
+            for call in running:
+                ray.cancel(call, force=True)
 
     try:
         yield Engine(int(ray.cluster_resources().get("CPU", 1)), compute)
