@@ -208,8 +208,8 @@ def main_bench(
 
     environments: the Python of other simulators' environments, for the benchmark `peers`.
     """
-    given = {name: path for name, path in (environments or {}).items() if path is not None}
-    options = {"peers": {"environments": given}}
+    pythons = {name: path for name, path in (environments or {}).items() if path is not None}
+    options = {"peers": {"environments": pythons}}
     run_benchmarks(only or None, Results(RESULTS_FOLDER, "bench"), options=options)
 
 

@@ -515,18 +515,18 @@ def shards() -> list[Row]:
     from ..arena.shards import launch
 
     (empty,) = launch(1, measure_rank, SHARDED, 0, 1, 1)
-    (whole,) = launch(1, measure_rank, SHARDED, MEMORY_PEERS, 4, THREADS)
-    halves = launch(2, measure_rank, SHARDED, MEMORY_PEERS, 4, 1)
-    peak = max(half.peak for half in halves)
+    (one_rank,) = launch(1, measure_rank, SHARDED, MEMORY_PEERS, 4, THREADS)
+    two_ranks = launch(2, measure_rank, SHARDED, MEMORY_PEERS, 4, 1)
+    peak = max(rank.peak for rank in two_ranks)
     rows = [
         Row(
             f"memory of each of 2 ranks, {MEMORY_PEERS:,} × {SMALL}", "MB",
-            (peak - empty.peak) / 1e6, (whole.peak - empty.peak) / 1e6, 0.6, "at most",
+            (peak - empty.peak) / 1e6, (one_rank.peak - empty.peak) / 1e6, 0.6, "at most",
             f"baseline: 1 rank; both without the {format_bytes(empty.peak)} of a rank without peers",
         ),
         Row(
-            f"{MEMORY_PEERS:,} × {SMALL} on 2 ranks", "s a round", max(half.round for half in halves),
-            note=_describe_ranks(halves),
+            f"{MEMORY_PEERS:,} × {SMALL} on 2 ranks", "s a round", max(rank.round for rank in two_ranks),
+            note=_describe_ranks(two_ranks),
         ),
     ]  # fmt: skip
     seconds: tuple[list[float], list[float]] = ([], [])
@@ -550,9 +550,9 @@ def most_peers(peers: int = MOST_PEERS, rounds: int = MOST_ROUNDS) -> list[Row]:
             f"skipped: needs {format_bytes(needed)} of free memory, there are {format_bytes(free)}"
         )
         return [Row(name, "s a round", note=note)]
-    halves = launch(2, measure_rank, replace(SHARDED, steps=1), peers, rounds, 1)
-    note = f"{rounds} rounds; {_describe_ranks(halves)}"
-    return [Row(name, "s a round", max(half.round for half in halves), note=note)]
+    two_ranks = launch(2, measure_rank, replace(SHARDED, steps=1), peers, rounds, 1)
+    note = f"{rounds} rounds; {_describe_ranks(two_ranks)}"
+    return [Row(name, "s a round", max(rank.round for rank in two_ranks), note=note)]
 
 
 def _describe_ranks(costs: Sequence[RankCost]) -> str:
@@ -581,12 +581,12 @@ def measure_rank(workload: Workload, peers: int, rounds: int, threads: int) -> R
         assert isinstance(mixing, Gossip)
         graph = mixing.schedule.graph(0)
         rank_of = divide_peers(peers, ranks.count, graph)
-        own = np.flatnonzero(rank_of == ranks.rank).tolist()
-        learners = workload.learners(*_windows("digits", own), own)
+        peers_here = np.flatnonzero(rank_of == ranks.rank).tolist()
+        learners = workload.learners(*_windows("digits", peers_here), peers_here)
         shard = Shard(ranks, rank_of, [learner.network for learner in learners])
         arena = Arena(learners, mixing=mixing, threads=threads, shard=shard)
         built = perf_counter() - started
-        tested = range(0, len(own), max(1, len(own) // TESTED_PEERS))
+        tested = range(0, len(peers_here), max(1, len(peers_here) // TESTED_PEERS))
         before = fmean(test.accuracy for test in arena.test(tested))
         seconds, _ = seconds_of_rounds(arena, rounds)
         after = fmean(test.accuracy for test in arena.test(tested))

@@ -51,12 +51,12 @@ def device() -> list[Row]:
         )
         idle = joined.load(IDLE_SECONDS)
         joined.kill()
-        one, many = (
+        one_peer, many_peers = (
             _megabytes_of_peers(Path(folder), broker.url, count) for count in (1, MANY_PEERS)
         )
     bare = _Process([sys.executable, "-c", BARE], None)
     bare.kill()
-    further = (many - one) / (MANY_PEERS - 1)
+    further = (many_peers - one_peer) / (MANY_PEERS - 1)
     imports = "baseline: bare imports of the packages that it needs"
     return [
         within_limit(f"{name}, start", "s of processor", joined.seconds, MAX_START_SECONDS),
@@ -146,18 +146,18 @@ class _Process:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise RuntimeError(
-                    f"{' '.join(command[:4])} ended, or is not ready in {TIMEOUT:g} s"
+                    f"{' '.join(command[:4])} ended, or was not ready after {TIMEOUT:g} s"
                 )
             now = self._processor_seconds()
-            used_nothing = now == before > 0  # for half a second: it waits for input
-            if used_nothing if is_ready is None else is_ready():
+            is_idle = now == before > 0  # no processor time for half a second: it waits for input
+            if is_idle if is_ready is None else is_ready():
                 break
             before = now
             time.sleep(0.5 if is_ready is None else 0.02)
         self.seconds, self.megabytes = self._processor_seconds(), self._resident()
 
     def load(self, seconds: float) -> float:
-        """Return the share of a core that it uses for some seconds."""
+        """Return the share of a core that the process uses, measured over some seconds."""
         before = self._processor_seconds()
         time.sleep(seconds)
         return (self._processor_seconds() - before) / seconds

@@ -128,9 +128,10 @@ def _pair() -> tuple[SwarmSecurity, SwarmSecurity]:
                 swarm="bench", session="s", models=["global"], since=time.time(),
             )
         )  # fmt: skip
-    for one, other in (members, members[::-1]):
-        other.receive(topics.card("bench", one.name), one.card(b"{}"))
-        other.receive(topics.status("bench", one.name), one.status(b'{"state": "online"}'))
+    for sender, receiver in (members, members[::-1]):
+        receiver.receive(topics.card("bench", sender.name), sender.card(b"{}"))
+        status = sender.status(b'{"state": "online"}')
+        receiver.receive(topics.status("bench", sender.name), status)
     return members[0], members[1]
 
 
@@ -154,10 +155,10 @@ MAX_SHARE = 0.25
 def steady(layouts: tuple[str, ...] = LAYOUTS, repeats: int = 7) -> list[Row]:
     """Time what a peer does with four received values, by processor time, on one thread."""
     with torch_threads(1):
-        return [_row(layout, repeats) for layout in layouts]
+        return [_steady_row(layout, repeats) for layout in layouts]
 
 
-def _row(layout: str, repeats: int) -> Row:
+def _steady_row(layout: str, repeats: int) -> Row:
     generator = torch.Generator().manual_seed(0)
     inputs, outputs = (int(layout.split("=")[end]) for end in (0, -1))
     x = torch.rand(SAMPLES, inputs, generator=generator)
@@ -238,10 +239,10 @@ class CountingTransport(MemoryTransport):
 
 def presence_load(peers: int, degree: int | None = DEGREE, *, rounds: int = 2) -> PresenceLoad:
     """Run small peers of this process to their end: on a graph of this degree, or without any graph."""
-    return asyncio.run(_run(peers, degree, rounds))
+    return asyncio.run(_run_presence(peers, degree, rounds))
 
 
-async def _run(peers: int, degree: int | None, rounds: int) -> PresenceLoad:
+async def _run_presence(peers: int, degree: int | None, rounds: int) -> PresenceLoad:
     graph = None if degree is None else nx.random_regular_graph(degree, peers, seed=0)
     hops = 1 if graph is None else nx.diameter(graph)
     broker = MemoryBroker()
@@ -268,9 +269,9 @@ async def _run(peers: int, degree: int | None, rounds: int) -> PresenceLoad:
         await asyncio.gather(*(peer.run() for peer in running))
     return PresenceLoad(
         peers,
-        mean(each.presence_messages for each in transports),
-        mean(each.presence_bytes for each in transports),
-        mean(each.subscriptions for each in transports),
+        mean(transport.presence_messages for transport in transports),
+        mean(transport.presence_bytes for transport in transports),
+        mean(transport.subscriptions for transport in transports),
         hops,
     )
 
@@ -294,7 +295,7 @@ def presence() -> list[Row]:
         )
         for load in larger
     ]  # fmt: skip
-    few, many = (presence_load(peers, None) for peers in SWARM_SIZES[:2])
-    note = f"baseline: {few.peers} peers; {many.messages:.0f} messages"
-    name = f"presence received, {many.peers} peers, no graph"
-    return [*rows, Row(name, "bytes/peer", many.bytes, few.bytes, note=note)]
+    small, large = (presence_load(peers, None) for peers in SWARM_SIZES[:2])
+    note = f"baseline: {small.peers} peers; {large.messages:.0f} messages"
+    name = f"presence received, {large.peers} peers, no graph"
+    return [*rows, Row(name, "bytes/peer", large.bytes, small.bytes, note=note)]

@@ -242,23 +242,23 @@ class IdleLearner:
     def __init__(self, peer: str, folder: str | None = None, pause: float = 0.0):
         self.network = sliced_perceptron(peer)
         self._folder, self._pause = None if folder is None else Path(folder), pause
-        self._turn = READY
+        self._trial = READY
 
     def train(self, steps: int) -> Metrics:
         """Wait for the next trial, or sleep; the parameters do not change."""
         if self._folder is None:
             time.sleep(self._pause)
         else:
-            if self._turn == READY:
+            if self._trial == READY:
                 report_done(self._folder, "peers", READY, self.network.peer)
-            self._turn += 1
-            wait_for_trial(self._folder, "peers", self._turn)
+            self._trial += 1
+            wait_for_trial(self._folder, "peers", self._trial)
         return models.Metrics()
 
     def test(self) -> Metrics:
         """Report the trial as done: peers test after each averaging. Nothing is measured."""
         if self._folder is not None:
-            report_done(self._folder, "peers", self._turn, self.network.peer)
+            report_done(self._folder, "peers", self._trial, self.network.peer)
         return models.Metrics()
 
     def state(self) -> dict[str, Any]:

@@ -81,12 +81,12 @@ def prepare(widths: tuple[int, ...] = (64, 128, 256, 512), blocks: int = 2) -> W
 
 def networks(
     make_work: Callable[[], Work] = prepare,
-    time_both: Callable[..., Sequence[float]] = median_seconds,
+    time_functions: Callable[..., Sequence[float]] = median_seconds,
 ) -> list[Row]:
     """Time reading and writing 80 % of the cells against one training step of batch 32, on one thread."""
     with torch_threads(1):
         work = make_work()
-        exchange, step = time_both(work.exchange, work.step, repeats=NETWORK_REPEATS)
+        exchange, step = time_functions(work.exchange, work.step, repeats=NETWORK_REPEATS)
     name = f"read and write {work.shared_count / 1e6:.1f} of {work.value_count / 1e6:.1f} million values"
     note = (
         f"ResNet-18, {SHARED_FRACTION:.0%} of the cells shared; baseline: one training step of {BATCH} "
@@ -227,9 +227,9 @@ def match_naively(peers: list[Cells], sweeps: int = 20) -> list[np.ndarray]:
     return [labels for labels in assigned if labels is not None]
 
 
-def same_partition(one: list[np.ndarray], two: list[np.ndarray]) -> bool:
+def same_partition(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
     """Whether two assignments group the cells in the same way, whatever the numbers of the atoms."""
-    pairs = np.unique(np.stack([np.concatenate(one), np.concatenate(two)], axis=1), axis=0)
+    pairs = np.unique(np.stack([np.concatenate(first), np.concatenate(second)], axis=1), axis=0)
     return len(pairs) == len(np.unique(pairs[:, 0])) == len(np.unique(pairs[:, 1]))
 
 
@@ -248,7 +248,7 @@ DECIDING = AutoOptions(learned_loss_share=1e9, max_without_hint=10**9)
 QUIET = AutoOptions(
     learned_loss_share=1e9, max_without_hint=0, next_look_factor=1e9, alarm_factor=1e9
 )
-"""Hold nothing out after the first date, in the fifth round."""
+"""Hold nothing out after the first time that peers look for changes to compare, in the fifth round."""
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,8 @@ class OneByOne:
         """
         times = [self.round() for _ in range(WARM_UP + rounds)][WARM_UP:]
         peers = len(self._learners)
-        return fmean(one for one, _ in times) / peers, fmean(other for _, other in times) / peers
+        deciding, training = (fmean(seconds) / peers for seconds in zip(*times, strict=True))
+        return deciding, training
 
     def round(self) -> tuple[float, float]:
         """Run one round; return the seconds of all peers' deciding and training."""
@@ -381,6 +382,7 @@ def _in_arena(
             started = time.process_time()
             arena.train_and_average()
             seconds.append(time.process_time() - started)
-    with_it, without = (fmean(seconds[WARM_UP:]) for seconds in times)
+    deciding_seconds, plain_seconds = (fmean(seconds[WARM_UP:]) for seconds in times)
     note = f"{peers} peers stacked in the arena, more than a round without; baseline: that round"
-    return Row(f"arena, {state}, {workload.name}", "s", with_it - without, without, note=note)
+    added_seconds = deciding_seconds - plain_seconds
+    return Row(f"arena, {state}, {workload.name}", "s", added_seconds, plain_seconds, note=note)

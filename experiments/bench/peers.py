@@ -1,5 +1,5 @@
-"""Other simulators of federated learning, on the works of `bench arena`: the same network, batches, steps and
-amount of data, one thread each and two threads each.
+"""Other simulators of federated learning, on the workloads of `bench arena`: the same network, batches,
+steps and amount of data, one thread each and two threads each.
 
 Every simulator has an environment of its own, whose Python runs this file as a program:
 
@@ -42,7 +42,7 @@ SIMULATORS: Mapping[str, str] = {
 }
 """The other simulators, and how their environments are made."""
 WANTED = (1.5, 6.0, 50.0)
-"""How many times as fast a round is here as with the fastest of them, for each work."""
+"""How many times as fast a round is here as with the fastest of them, for each workload."""
 
 
 def peers(
@@ -57,43 +57,42 @@ def peers(
     from . import Row
     from .arena import WORKLOADS
 
-    given = environments or {}
-    works = zip(workloads or WORKLOADS, WANTED, strict=False)
-    works = [(*each, threads) for each in works for threads in (1, 2)]
+    pythons = environments or {}
+    claims = zip(workloads or WORKLOADS, WANTED, strict=False)
+    trials = [(*claim, threads) for claim in claims for threads in (1, 2)]
     rows: list[Row] = []
-    for workload, wanted, threads in works:
+    for workload, wanted, threads in trials:
         times: dict[str, tuple[float, float]] = {}
         skipped: dict[str, str] = {}
         for name, remedy in SIMULATORS.items():
-            if name not in given:
+            if name not in pythons:
                 skipped[name] = f"skipped: no environment given (--{name}); {remedy}"
                 continue
             try:
-                times[name] = run_simulator(name, given[name], workload, threads)
+                times[name] = run_simulator(name, pythons[name], workload, threads)
             except RuntimeError as error:
                 skipped[name] = str(error)
-        wall, cpu = own_times(workload, threads) if times else (0.0, 0.0)
+        arena_times = own_times(workload, threads) if times else (0.0, 0.0)
         peaks = peak_flops(threads) if times else (0.0, 0.0)
-        # Ray's workers are processes of their own, so Flower's processor time is not known.
-        ratios = {
-            name: (cpu, of_cpu) if threads == 1 and name != "flower" else (wall, of_wall)
-            for name, (of_wall, of_cpu) in times.items()
-        }
+        # Which of the two times is compared: 0 is the clock's, 1 the processor's. Flower's processor time is
+        # not known, since Ray's workers are processes of their own.
+        compared = {name: int(threads == 1 and name != "flower") for name in times}
+        fastest = min(times, key=lambda name: times[name][compared[name]], default="")
         for name in SIMULATORS:
             title = f"{workload.name}, {threads} thread{'s' * (threads > 1)}, against {name}"
             if name in skipped:
                 rows.append(Row(title, "s", note=skipped[name]))
                 continue
-            own, other = ratios[name]
-            peak = peaks[own == cpu]
-            shares = [workload.flops / seconds / peak for seconds in (own, other)]
-            fastest = min(ratios, key=lambda each: ratios[each][1]) == name
+            index = compared[name]
+            arena_seconds, seconds = arena_times[index], times[name][index]
+            peak_seconds = workload.flops / peaks[index]  # at the machine's peak
             rows.append(
                 Row(
-                    title, "s of the processor" if own == cpu else "s", own, other,
-                    wanted if fastest and threads == 1 else None, speedup=True,
-                    note=f"baseline: {name}{', the fastest of them' * fastest}; {shares[0]:.2f} of the "
-                    f"machine's peak, the baseline {shares[1]:.2f}",
+                    title, "s of the processor" if index else "s", arena_seconds, seconds,
+                    wanted if name == fastest and threads == 1 else None, speedup=True,
+                    note=f"baseline: {name}{', the fastest of them' * (name == fastest)}; "
+                    f"{peak_seconds / arena_seconds:.2f} of the machine's peak, the baseline "
+                    f"{peak_seconds / seconds:.2f}",
                 )
             )  # fmt: skip
     return rows
@@ -282,8 +281,8 @@ def flower(work: Mapping[str, Any]) -> tuple[float, float]:
             inputs, labels = _samples(self._number)
             network = _network(work["layout"])
             with torch.no_grad():
-                for own, given in zip(network.parameters(), parameters, strict=True):
-                    own.copy_(torch.from_numpy(given))
+                for parameter, value in zip(network.parameters(), parameters, strict=True):
+                    parameter.copy_(torch.from_numpy(value))
             optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
             for begin in range(0, len(labels), work["batch"]):
                 chosen = slice(begin, begin + work["batch"])
@@ -292,11 +291,12 @@ def flower(work: Mapping[str, Any]) -> tuple[float, float]:
                 optimizer.step()
             return [value.detach().numpy() for value in network.parameters()], len(labels), {}
 
-    made: list[tuple[Any, Any]] = []
+    data_sets: list[tuple[Any, Any]] = []
 
     def _samples(number: int) -> tuple[Any, Any]:
-        made[:] = made or _data({**work, "peers": 16})  # few, so that making them takes no time
-        return made[number % len(made)]
+        # Only 16 data sets, so that making them in every process of Ray takes no time.
+        data_sets[:] = data_sets or _data({**work, "peers": 16})
+        return data_sets[number % len(data_sets)]
 
     stamps: list[tuple[float, float]] = []
 

@@ -18,7 +18,7 @@ from . import Row, in_own_process, within_limit
 
 # --- graphs of up to 100,000 peers ------------------------------------------------------------------
 
-SECONDS, BYTES = 30.0, 2e9
+MAX_SECONDS, MAX_GB = 30.0, 2.0
 """The limits on time and memory for graphs."""
 SIZES = (1_000, 10_000, 100_000)
 SHOWN_PEERS = 10_000
@@ -26,9 +26,9 @@ SHOWN_PEERS = 10_000
 
 def topology() -> list[Row]:
     """Measure `show` on 10,000 peers, `facts` on random 4-regular graphs, and how its time grows."""
-    cost = in_own_process(work, "show", SHOWN_PEERS)
+    cost = in_own_process(measure_graph, "show", SHOWN_PEERS)
     rows = _rows(f"topology show, {SHOWN_PEERS:,} peers", *cost)
-    costs = {size: in_own_process(work, "facts", size) for size in SIZES}
+    costs = {size: in_own_process(measure_graph, "facts", size) for size in SIZES}
     rows += _rows(f"topology facts, {SIZES[-1]:,} peers", *costs[SIZES[-1]])
     for small, large in pairwise(SIZES):
         small_seconds, large_seconds = costs[small][0], costs[large][0]
@@ -41,13 +41,13 @@ def topology() -> list[Row]:
 
 def _rows(name: str, seconds: float, peak: float) -> list[Row]:
     return [
-        within_limit(name, "s", seconds, SECONDS),
-        within_limit(f"{name}, memory", "GB", peak / 1e9, BYTES / 1e9, "peak of the whole process"),
+        within_limit(name, "s", seconds, MAX_SECONDS),
+        within_limit(f"{name}, memory", "GB", peak / 1e9, MAX_GB, "peak of the whole process"),
     ]
 
 
-def work(what: str, peers: int) -> tuple[float, float]:
-    """Return the seconds of `show` or of `facts` without imports, and the peak bytes of this process."""
+def measure_graph(function: str, peers: int) -> tuple[float, float]:
+    """Return the seconds of `function` ("show" or "facts") without imports, and this process's peak bytes."""
     from ...topology import facts
     from ..arena import peak_memory
     from ..graphs import load_graph
@@ -55,7 +55,7 @@ def work(what: str, peers: int) -> tuple[float, float]:
 
     started = time.perf_counter()
     topology = load_graph("regular:4", peers, check_connected=False)  # facts() checks it
-    if what == "show":
+    if function == "show":
         with tempfile.TemporaryDirectory(prefix="gossamer-bench-") as folder:
             show(examine(topology), Path(folder))
     else:
@@ -75,20 +75,20 @@ GROUPS = 10
 """Partial models that some of the peers share, beside the one of all."""
 START = 1_000_000.0
 """When the simulated seconds begin, by the wall clock."""
-CORE, MEGABYTES, BEHIND = 0.5, 250.0, 2.0
+MAX_CORE_SHARE, MAX_MEGABYTES, MAX_DELAY = 0.5, 250.0, 2.0
 """The limits: share of a core, resident megabytes, and seconds from a message to the page."""
 
 
 def page() -> list[Row]:
-    """Measure the processor time and memory of watching a large swarm, and how far the page is behind."""
-    share, megabytes, behind, sent = in_own_process(watch, OMP_NUM_THREADS="1")
+    """Measure the processor time and memory of watching a large swarm, and the delay of the page."""
+    share, megabytes, delay, sent = in_own_process(watch, OMP_NUM_THREADS="1")
     name = f"page of {PEERS} peers"
     memory_note = "peak of the whole process, Bokeh included"
     note = f"the pause between two updates and the slowest update; {sent:.2f} MB an update"
     return [
-        within_limit(f"{name}, share of a core", "cores", share, CORE),
-        within_limit(f"{name}, memory", "MB", megabytes, MEGABYTES, memory_note),
-        within_limit(f"{name}, age of what it shows", "s", behind, BEHIND, note),
+        within_limit(f"{name}, share of a core", "cores", share, MAX_CORE_SHARE),
+        within_limit(f"{name}, memory", "MB", megabytes, MAX_MEGABYTES, memory_note),
+        within_limit(f"{name}, age of what it shows", "s", delay, MAX_DELAY, note),
     ]
 
 
@@ -127,8 +127,8 @@ def watch() -> tuple[float, float, float, float]:
         cost = time.process_time() - started
         if second >= WATCHED_SECONDS // 4:  # the page was made, and the curves have some points
             used, slowest = used + cost, max(slowest, cost)
-    looks = WATCHED_SECONDS - WATCHED_SECONDS // 4
-    return used / looks, peak_memory() / 1e6, POLL_SECONDS + slowest, sent / WATCHED_SECONDS / 1e6
+    share = used / (WATCHED_SECONDS - WATCHED_SECONDS // 4)
+    return share, peak_memory() / 1e6, POLL_SECONDS + slowest, sent / WATCHED_SECONDS / 1e6
 
 
 class _Connected:
