@@ -379,12 +379,12 @@ def build_lab(doc: Any, results: Path) -> Callable[[], None]:
     def draw_comparison() -> None:
         if len(columns) < 2:
             return
-        names = {f"{column.letter}: {column.setup.graph}": column for column in columns}
-        means = {name: column.history.mean_accuracy for name, column in names.items()}
+        by_title = {f"{column.letter}: {column.setup.graph}": column for column in columns}
+        means = {title: column.history.mean_accuracy for title, column in by_title.items()}
         rounds.end = max(max(column.setup.rounds, column.history.now) for column in columns)
         for source, lines in (
-            (predicted, {n: (range(len(b.predicted)), b.predicted) for n, b in names.items()}),
-            (accuracy, {n: (curve.x, curve.y) for n, curve in means.items()}),
+            (predicted, {t: (range(len(c.predicted)), c.predicted) for t, c in by_title.items()}),
+            (accuracy, {t: (curve.x, curve.y) for t, curve in means.items()}),
         ):
             refill(source, line_columns("set-up", lines))
 

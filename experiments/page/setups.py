@@ -177,7 +177,7 @@ def spread(graph: SwarmGraph, origin: int, exchanges: int) -> list[list[float]]:
         matrix = graph.schedule.matrix(step, graph.rule)
         sums, weights = matrix @ sums, matrix @ weights
         estimates.append(sums / weights)
-    return [each.tolist() for each in estimates]
+    return [values.tolist() for values in estimates]
 
 
 def disagreement(graph: SwarmGraph, exchanges: int) -> list[float]:
