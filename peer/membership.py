@@ -380,7 +380,7 @@ class Settling:
         """Push until the received values agree with ours, or settle_timeout is over."""
         if self._deadline is None:
             self._deadline = self._now() + self._settings.settle_timeout
-        if not await self._push_until(self._agreed):
+        if not await self._push_until(self._has_settled):
             self.timed_out = True
             _log.warning(
                 "peer %s: stopped settling after %g s without agreement",
@@ -453,20 +453,20 @@ class Settling:
     def _now(self) -> float:
         return self._link.machine.monotonic()
 
-    async def _agreed(self) -> bool:
+    async def _has_settled(self) -> bool:
         """Return whether no other peer trains, and the last received values agree with ours."""
         link = self._link
         if link.view.waiting or link.others_train():
             return False  # our own weight must count first, and the others finish training
-        return not link.roster.online() or await self._agrees(self._settings.settle_tolerance)
+        return not link.roster.online() or await self._values_agree(self._settings.settle_tolerance)
 
     async def _lost_agreement(self) -> bool:
         """Return whether the last received values differ from ours by more than three tolerances."""
-        return bool(self._link.roster.online()) and not await self._agrees(
+        return bool(self._link.roster.online()) and not await self._values_agree(
             3 * self._settings.settle_tolerance
         )
 
-    async def _agrees(self, tolerance: float) -> bool:
+    async def _values_agree(self, tolerance: float) -> bool:
         """Return whether the last received values are within a relative distance of ours."""
         engine = self._engine
         return await self._link.worker.run(engine.agreement.reached, engine.gossiper, tolerance)

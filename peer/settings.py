@@ -208,7 +208,7 @@ class ProtectionSettings(SettingsTable):
     `trust.guards` has all keys. If left out: the default bounds with trust (but not with `private`, whose
     masks look like attacks), and none without trust; "off" for none. With `sharing = "auto"` the default is
     wider, a `distance` of 1 and no `outlier`: peers with different tasks would refuse each other before
-    they part."""
+    they have separate models."""
     private: Mapping[str, float] = {}
     """Lockstep modes with trust: partial models whose values are masked while they are averaged, and the
     masks' scale, a power of two well above the values: `{global = 64.0}`. Raise `exchanges` with it."""

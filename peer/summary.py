@@ -160,8 +160,9 @@ class PeerEvent:
 
     kind: "founded", "counted" (its weight began to count in a model), "aligned" and "fused" (the same, after
         the cells of its trained network were matched with those of others), "decided" (it has decided for
-        the swarm what is shared), "refused" (it refuses another peer), "banned" (its settings do),
-        "diverged", "restarted" (its process continues an interrupted session), "rejoined" (in a new session).
+        the swarm what is shared), "refused" (another peer's models or settings do not match), "banned" (its
+        settings ban another peer), "diverged", "restarted" (its process continues an interrupted session),
+        "rejoined" (in a new session).
     peer: the other peer, if one is concerned.
     """
 

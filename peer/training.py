@@ -125,7 +125,7 @@ class SampleFolder:
 
     def __call__(self) -> None:
         """Add the samples of all files that are new or have changed, in the order of their times."""
-        files = self._list()
+        files = self._list_files()
         new = [name for name in files if self._seen.get(name) != files[name]]
         self._seen = files
         read: list[tuple[str, Tensor, Tensor]] = []
@@ -152,7 +152,7 @@ class SampleFolder:
                 self._peer, self._folder / name, getattr(error, "strerror", None) or error,
             )  # fmt: skip
 
-    def _list(self) -> dict[str, tuple[int, int]]:
+    def _list_files(self) -> dict[str, tuple[int, int]]:
         """Return time of change and size of every file with samples; on an error, those of the last call."""
         files = {}
         try:
