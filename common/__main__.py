@@ -10,9 +10,8 @@ import signal
 def main() -> None:
     """Load the command line and run it; until it is loaded, Ctrl-C ends the process at once."""
     handler = signal.getsignal(signal.SIGINT)
-    if (
-        handler is signal.default_int_handler
-    ):  # background jobs of a shell ignore SIGINT: leave that
+    # Only if SIGINT is not ignored, as it is in background jobs of a shell.
+    if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # 128 + SIGINT, as shells report it
     # Type checkers do not see the packages that setuptools maps into this one.
     from gossamer.experiments.cli import main as run  # pyright: ignore[reportMissingImports]

@@ -31,7 +31,7 @@ def split_entry(name: str) -> tuple[str, str]:
 
 
 def require_module(name: str) -> None:
-    """Raise EntryError if the module of `module:function` is not found, without importing it, which is slow.
+    """Raise EntryError if the module of `module:function` is not found. Does not import it: that may be slow.
 
     The module may be in the current folder.
     """
@@ -41,11 +41,11 @@ def require_module(name: str) -> None:
     if top in sys.modules or importlib.util.find_spec(top) is not None:
         return
     prefixes = (sys.prefix, sys.base_prefix)
-    own = [
+    users_folders = [
         path for path in sys.path
         if Path(path).is_dir() and not path.startswith(prefixes) and "-packages" not in path
     ]  # fmt: skip
-    places = " or ".join(dict.fromkeys([str(Path.cwd()), *own]))
+    places = " or ".join(dict.fromkeys([str(Path.cwd()), *users_folders]))
     raise EntryError(
         f"entry point {name!r}: there is no module {top!r} in {places}, and none of that name is installed"
     )

@@ -18,7 +18,7 @@ NAMES_ELSEWHERE = {
     "criterion": "loss",
     "proximal_mu": "mu",
 }
-"""Names that torch's users know, and what the nearest thing is called here."""
+"""Names that torch's users know, and the names of the nearest settings here."""
 
 
 class GossamerError(Exception):
@@ -31,24 +31,25 @@ class GossamerError(Exception):
 def hint(name: str, known: Iterable[str], *, are: str = "known are", cutoff: float = 0.5) -> str:
     """Return "did you mean 'x'?", or the list of known names if none is similar.
 
-    are: the words before that list.
+    are: the words before that list. cutoff: the least similarity, from 0 to 1.
     """
     names = list(known)
-    near = [each for each in [NAMES_ELSEWHERE.get(name)] if each in names]
-    near = near or get_close_matches(name, names, n=1, cutoff=cutoff)
-    return f"did you mean {near[0]!r}?" if near else f"{are} {', '.join(names) or 'none'}"
+    nearest = NAMES_ELSEWHERE.get(name)
+    if nearest not in names:
+        nearest = next(iter(get_close_matches(name, names, n=1, cutoff=cutoff)), None)
+    return f"did you mean {nearest!r}?" if nearest else f"{are} {', '.join(names) or 'none'}"
 
 
 def hint_arguments(constructor: Function) -> Function:
-    """Decorate an `__init__`: the TypeError for an argument that it does not have names the one meant."""
+    """Decorate an `__init__`: its TypeError for an unknown argument suggests a similar one."""
     known = list(signature(constructor).parameters)[1:]
 
     @wraps(constructor)
     def checked(self: object, *args: Any, **options: Any) -> None:
         for name in options:
             if name not in known:
-                near = hint(name, known, are="it has", cutoff=0.6)
-                raise TypeError(f"{type(self).__name__} has no argument {name!r}; {near}")
+                suggestion = hint(name, known, are="it has", cutoff=0.6)
+                raise TypeError(f"{type(self).__name__} has no argument {name!r}; {suggestion}")
         constructor(self, *args, **options)
 
     return cast("Function", checked)

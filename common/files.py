@@ -74,7 +74,7 @@ class FileLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> bool:
-        """Return whether the lock is free, and take it then; raise OSError if its file cannot be created."""
+        """Take the lock if it is free, and return whether it was; OSError if its file cannot be created."""
         while self._descriptor is None:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             if not _lock(descriptor):
@@ -89,7 +89,7 @@ class FileLock:
         return True
 
     def holder(self) -> str:
-        """Return the number of the process that holds the lock; "?" if it cannot be read."""
+        """Return the id of the process that holds the lock; "?" if it cannot be read."""
         try:
             return self._path.read_text("ascii") or "?"
         except (OSError, ValueError):  # Windows cannot read a locked file
@@ -105,6 +105,7 @@ class FileLock:
 
 
 def _lock(descriptor: int) -> bool:
+    """Lock an open file without waiting; return False if another process holds the lock."""
     try:
         if sys.platform == "win32":
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
@@ -135,8 +136,8 @@ class RecordFile:
     a peer. The first such error is logged.
 
     overwrite: empty the file first, instead of appending to it.
-    limit: the largest size of the file, in bytes. Before it would grow beyond, it is renamed to its name with
-        `.1` at the end, in the place of the last such file, and a new one begins; None for no limit.
+    limit: the largest size of the file, in bytes; None for no limit. Before it would grow beyond, it is
+        renamed to its name with `.1` at the end, replacing an older file of that name, and a new one begins.
     unwritten: the number of records that were left out. failure: the first error, or None.
     """
 
@@ -180,9 +181,7 @@ class RecordFile:
                 self._file = self._rotate(self._file)
                 start, line = 0, line.lstrip(b"\n")
             written = self._file.write(line) or 0
-            while written < len(
-                line
-            ):  # a full disk takes a part; writing the rest raises the error
+            while written < len(line):  # a full disk takes a part; writing the rest then raises
                 written += self._file.write(line[written:]) or 0
         except OSError as error:
             with contextlib.suppress(OSError):  # a device file cannot be truncated

@@ -568,7 +568,7 @@ class Engine:
 
     def begin_round(self) -> None:
         """Prepare a round: set the log-prior, and follow the newest plan of what the swarm shares."""
-        self.training.averaged(1 + len(self._others.known))
+        self.training.after_averaging(1 + len(self._others.known))
         if self.sharing is not None:
             if isinstance(self.mode, PacedMode):
                 self.sharing.after_averaging(self.history.round, self._others.online_now())
@@ -589,7 +589,7 @@ class Engine:
         metrics = self.learner.train(self.settings.every)
         self._privacy.release(self.network, before)
         self.history.round += 1
-        self.training.trained(self.gossiper)
+        self.training.after_training(self.gossiper)
         if self.sharing is not None:
             self.sharing.after_training(metrics, self.gossiper)
         if isinstance(self.mode, RoundsMode | ServerMode):
@@ -1012,7 +1012,7 @@ class Engine:
         before = self.gossiper.counters["credited"]
         self.gossiper.handle(message, now)
         if self.gossiper.counters["credited"] > before:
-            self._privacy.credited(message.sender, message.model)
+            self._privacy.note_credited(message.sender, message.model)
 
     def _start_from_initial_estimates(self, now: float) -> None:
         """Start a newcomer's models from the median of the values collected so far; see InitialEstimate.

@@ -1,4 +1,4 @@
-"""A process that runs peers, as whoever starts it sees it: errors, exit codes, signals, systemd."""
+"""How a process that runs peers deals with whoever started it: errors, exit codes, signals, systemd."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Revoked(PeerError):
 
 
 class NotReached(PeerError):
-    """A peer of `expect` did not come online: it may when this one is started again."""
+    """A peer of `expect` did not come online; it may have when this peer is started again."""
 
     exit_code = ExitCode.NOT_REACHED
 
@@ -88,7 +88,7 @@ def peer_errors(peer: str) -> Iterator[None]:
 
 
 def first_error(errors: BaseExceptionGroup[Any]) -> BaseException:
-    """Return the first single error of a group: tasks fail one at a time, the others are then cancelled."""
+    """Return the first error of a nested group: when one task fails, the others are only cancelled."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -144,9 +144,9 @@ def unit_text(
 ) -> str:
     """Return the unit of a service that runs a peer.
 
-    It is started again after a crash, and after the exit codes 3, when its goodbye is still to be delivered,
-    and 5, when the broker was not there, as after a power cut. It is not where a person has to mend something
-    first, nor where another device has taken its name.
+    systemd starts it again after a crash, after exit code 3 (its goodbye is still to be delivered) and after
+    5 (no broker was reached, as after a power cut), but not where a person has to mend something first, nor
+    if another device has taken its name.
 
     command: the program and its arguments. folder: the working directory. memory: a limit, as in 512M.
     """
@@ -179,9 +179,9 @@ def unit_text(
 
 
 def _escaped(text: str) -> str:
-    """Return a text without specifiers, which systemd writes with %."""
+    """Return a text with % escaped, which begins a specifier in a unit of systemd."""
     if not text.isprintable():
-        raise PeerError(f"{text!r} cannot stand in a unit of systemd: it is not one printable line")
+        raise PeerError(f"{text!r} cannot be part of a systemd unit: it is not one printable line")
     return text.replace("%", "%%")
 
 
@@ -199,17 +199,15 @@ async def report_alive(environment: Mapping[str, str] = os.environ) -> None:
     address = environment.get("NOTIFY_SOCKET")
     if not address:
         return
+    if address.startswith("@"):  # a socket without a file
+        address = address.replace("@", "\0", 1)
     interval = int(environment.get("WATCHDOG_USEC", "0")) / 2e6
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
         notify.setblocking(False)
         message = b"READY=1"
         while True:
-            with suppress(
-                OSError
-            ):  # systemd is busy, or restarting: the next message may get through
-                notify.sendto(
-                    message, address.replace("@", "\0", 1) if address[0] == "@" else address
-                )
+            with suppress(OSError):  # systemd is busy; it may get the next message
+                notify.sendto(message, address)
             if not interval:
                 return
             message = b"WATCHDOG=1"

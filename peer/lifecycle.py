@@ -64,7 +64,7 @@ class State(Enum):
     CLAIMING = auto()
     """Checking that the name is free."""
     WAITING = auto()
-    """Announced to the swarm; waiting for the expected peers, and for the own weight to count."""
+    """Announced to the swarm; waiting for the expected peers, and until the peer's weight counts."""
     TRAINING = auto()
     AVERAGING = auto()
     SETTLING = auto()
@@ -174,9 +174,8 @@ PROGRESS_INTERVAL = 10.0
 with every line, up to LONGEST_PROGRESS_INTERVAL, so that the log of a device is quiet."""
 LONGEST_PROGRESS_INTERVAL = 3600.0
 
-
 REMINDER_INTERVAL = 3600.0
-"""Seconds from one look at what will expire to the next; each is mentioned once a day."""
+"""Seconds between two checks whether an invitation or certificate will soon expire; see Reminders."""
 
 
 class Connect(Protocol):
@@ -228,8 +227,8 @@ class _Progress:
     accuracy: of the last test. gain: of the last test, if the peer has a lone twin.
     next_round: when the next round may begin, by `round_every`.
     last_log: time of the last log line about progress. log_interval: least seconds until the next one.
-    own_accuracy: of a trained network, tested before the first value was received.
-    followed: whether callbacks were told of the start. stopped: whether one of them has stopped the peer.
+    own_accuracy: of a network that was trained before it joined, tested before any value was received.
+    callbacks_started: whether the callbacks' `start` was called. stopped: whether one has stopped the peer.
     """
 
     accuracy: float = float("nan")
@@ -239,7 +238,7 @@ class _Progress:
     log_interval: float = PROGRESS_INTERVAL
     own_accuracy: float | None = None
     own_accuracy_published: bool = False
-    followed: bool = False
+    callbacks_started: bool = False
     stopped: bool = False
 
 
@@ -261,7 +260,7 @@ class Peer:
     on_record: called with every metrics record, which is also published.
     network_file: where to write the network while the peer learns; see NetworkFile.
     keep_copy: whether `predict` works, which needs memory for a second network.
-    expiries: what else expires, and when (see Reminders), besides the peer's invitation.
+    expiries: when the certificates of its connection expire; see Reminders, which also has its invitation.
     on_report: called on the worker thread with the report of a session that has ended, before its checkpoint
         is removed: save the results here. It may be called again with the same report after a crash.
     """
@@ -296,12 +295,11 @@ class Peer:
             Engine, self.name, learner, settings,
             samples=samples, checkpoint=checkpoint, seed=seed, machine=self._machine, limits=limits,
         )  # fmt: skip
-        ends = dict(expiries or {})
+        expiries = dict(expiries or {})
         if self._credentials is not None:
-            ends["its invitation expires: ask the swarm's owner for a new one"] = (
-                self._credentials.expires
-            )
-        self._reminders = Reminders(self.name, ends)
+            key = "its invitation expires: ask the swarm's owner for a new one"
+            expiries[key] = self._credentials.expires
+        self._reminders = Reminders(self.name, expiries)
         self._network_file = network_file
         self._copy = NetworkCopy(learner.network) if keep_copy else None
         self._leave = asyncio.Event()
@@ -355,7 +353,7 @@ class Peer:
     async def _run(self, worker: Worker) -> Report:
         """Run one session after the other, until one ends with a report."""
         engine = await worker.run(self._make_engine)
-        await worker.run(self._keep_network, engine)
+        await worker.run(self._update_network_copies, engine)
         report = None
         try:
             while report is None:
@@ -378,8 +376,8 @@ class Peer:
             await worker.run(engine.record_session)
             await link.save()
         self.link, self._lifecycle, self._settling = link, Lifecycle(), Settling(link)
-        self._training: Metrics | None = None
-        """Training metrics of the last round; None before the first round of this session."""
+        self._training_metrics: Metrics | None = None
+        """Of the last round; None before the first round of this session."""
         will = Status("offline", link.session, reason="connection lost", generation=link.generation)
         link.transport = self._connect(
             f"{self.name}-{link.session}",
@@ -456,8 +454,8 @@ class Peer:
             "card": link.keep_card(),
             "ask": link.ask_for_missing(),
             "summary": link.keep_summary(),
-            "reminders": self._remind(),
-            "network": self._keep_writing(link),
+            "reminders": self._log_reminders(),
+            "network": self._write_network_after_training(link),
         }
         try:
             async with asyncio.TaskGroup() as group:
@@ -478,18 +476,18 @@ class Peer:
             if self.state not in FINAL:
                 raise first_error(errors) from None
 
-    async def _remind(self) -> None:
-        """Log every day what will soon expire."""
+    async def _log_reminders(self) -> None:
+        """Log once a day what will soon expire."""
         while True:
             self._reminders.check(self._machine.wall())
             await asyncio.sleep(REMINDER_INTERVAL)
 
-    async def _keep_writing(self, link: Link) -> None:
-        """Write the network from time to time also when all rounds are over and averaging goes on."""
+    async def _write_network_after_training(self, link: Link) -> None:
+        """Write the network from time to time while the peer still averages after its last round."""
         while True:
             await asyncio.sleep(self.settings.save_network_every)
             if self.state in (State.SETTLING, State.DONE):
-                await link.worker.run(self._keep_network, link.engine)
+                await link.worker.run(self._update_network_copies, link.engine)
 
     async def _next_event(self, link: Link) -> Event:
         """Run the handler of the current state; cancel it if the peer is asked to leave."""
@@ -499,20 +497,20 @@ class Peer:
             State.TRAINING: self._train,
             State.AVERAGING: self._average,
             State.SETTLING: self._settle,
-            State.DONE: self._stay,
+            State.DONE: self._wait_for_all_done,
         }
         state = self.state
         if state is State.HANDING_OVER:
             return await self._hand_over(link)
         work = asyncio.ensure_future(handlers[state](link))
-        asked = asyncio.ensure_future(self._leave.wait())
+        leave_request = asyncio.ensure_future(self._leave.wait())
         try:
-            await asyncio.wait((work, asked), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, leave_request), return_when=asyncio.FIRST_COMPLETED)
             if state is State.CLAIMING:
-                # Under its name it can say goodbye, so that no peer that expects it waits for it.
+                # Time to claim its name: then it can publish a goodbye, and peers that expect it do not wait.
                 await asyncio.wait((work,), timeout=link.engine.limits.name_grace)
         finally:
-            asked.cancel()
+            leave_request.cancel()
             if not work.done() and self._leave.is_set():
                 link.announce_leaving()  # at once: a round in training delays leaving
             await end_task(work)
@@ -537,11 +535,12 @@ class Peer:
         progress = self._progress
         await wait_for_others(link)
         if link.view.round:
-            _log.info("peer %s continues after round %s", self.name, self._number(link.view.round))
+            after = self._round_text(link.view.round)
+            _log.info("peer %s continues after round %s", self.name, after)
         link.enter_phase("training")
-        if not progress.followed:
-            progress.followed = True
-            await self._tell(link, self._callbacks.start)
+        if not progress.callbacks_started:
+            progress.callbacks_started = True
+            await self._run_callbacks(link, self._callbacks.start)
             if progress.stopped:
                 return self._stop()
         if progress.own_accuracy is not None and not progress.own_accuracy_published:
@@ -559,7 +558,7 @@ class Peer:
             link.wake()
             while link.view.awaits_others or link.announces_plan:
                 await link.next_turn()
-        self._training = await link.worker.run(link.engine.train)
+        self._training_metrics = await link.worker.run(link.engine.train)
         link.wake()
         await link.next_turn()  # sends the pushes, and processes what arrived during training
         if link.engine.training.has_twin:
@@ -569,10 +568,10 @@ class Peer:
     async def _average(self, link: Link) -> Event:
         while not link.view.averaged:
             await link.next_turn()
-        number, last, training = link.view.round, self.settings.last_round, self._training
-        if training is not None:
-            await self._tell(link, self._callbacks.round)
-        if training is None:
+        number, last, metrics = link.view.round, self.settings.last_round, self._training_metrics
+        if metrics is not None:
+            await self._run_callbacks(link, self._callbacks.round)
+        if metrics is None:
             pass  # the round was trained before a crash; no metrics to publish
         elif number % self.settings.test_every == 0 or number == last or self._progress.stopped:
             accuracy, now = await self._test(link), self._machine.monotonic()
@@ -582,33 +581,32 @@ class Peer:
                     doubled = 2 * progress.log_interval
                     progress.log_interval = min(doubled, LONGEST_PROGRESS_INTERVAL)
                 progress.last_log = now
-                _log.info(
-                    "peer %s: round %s, accuracy %.3f", self.name, self._number(number), accuracy
-                )
+                text = self._round_text(number)
+                _log.info("peer %s: round %s, accuracy %.3f", self.name, text, accuracy)
         else:
-            await link.publish_record({"training_loss": training.mean_loss})
-        await link.worker.run(self._keep_network, link.engine, is_due=number >= last)
+            await link.publish_record({"training_loss": metrics.mean_loss})
+        await link.worker.run(self._update_network_copies, link.engine, force=number >= last)
         if number < last:
             return self._stop() if self._progress.stopped else Event.AVERAGED
-        if busy := {*link.roster.still_training(), *link.roster.offline_unfinished()}:
+        if unfinished := {*link.roster.still_training(), *link.roster.offline_unfinished()}:
             _log.info(
                 "peer %s has trained all its rounds; it waits until these peers have, too: %s",
-                self.name, ", ".join(sorted(busy)),
+                self.name, ", ".join(sorted(unfinished)),
             )  # fmt: skip
         return Event.ROUNDS_OVER
 
     async def _settle(self, link: Link) -> Event:
-        if self._settles(link):
+        if self._must_agree(link):
             await self._settling.settle()
         if link.view.waiting:  # no first value was received within the timeout
             await link.worker.run(link.engine.inject_everywhere)
-        await link.worker.run(self._keep_network, link.engine, is_due=True)
+        await link.worker.run(self._update_network_copies, link.engine, force=True)
         return Event.AGREED
 
-    async def _stay(self, link: Link) -> Event:
+    async def _wait_for_all_done(self, link: Link) -> Event:
         settling = self._settling
         await settling.confirm_presence()
-        if self._settles(link):
+        if self._must_agree(link):
             if not await settling.keep_pushing():
                 return Event.LOST_AGREEMENT
             await link.worker.run(link.engine.gossiper.close)
@@ -624,32 +622,33 @@ class Peer:
         await hand_over(link)
         return Event.HANDED_OVER
 
-    def _keep_network(self, engine: Engine, *, is_due: bool = False) -> None:
-        """Bring the copy of the network up to date, and its file if that is due; runs on the worker.
+    def _update_network_copies(self, engine: Engine, *, force: bool = False) -> None:
+        """Bring the copy of the network up to date, and its file if it is due; runs on the worker.
 
-        is_due: whether to write the file in any case.
+        force: write the file even if it is not due.
         """
         if self._copy is not None:
             self._copy.update(engine.history.round)
         if self._network_file is not None:
             self._network_file.write_if_due(
                 self.learner.network, self._machine.monotonic(), self._machine.wall(),
-                is_due=is_due, **self._about(engine),
+                force=force, **self._about(engine),
             )  # fmt: skip
 
     def _about(self, engine: Engine) -> dict[str, Any]:
-        """Return the fields of About that change while the peer runs."""
+        """Return fields of store.About, which describes the network's file."""
         return {
             "peer": self.name, "swarm": self.settings.swarm, "session": engine.session,
             "round": engine.history.round, "accuracy": self._progress.accuracy,
         }  # fmt: skip
 
-    def _number(self, round_number: int) -> str:
+    def _round_text(self, round_number: int) -> str:
         """Return the number of a round for log lines: `3 of 30`, or only `3` if there is no last one."""
         rounds = self.settings.rounds
         return str(round_number) if rounds == FOREVER else f"{round_number} of {rounds}"
 
-    def _settles(self, link: Link) -> bool:
+    def _must_agree(self, link: Link) -> bool:
+        """Return whether the peer averages until it agrees with its neighbours, before it is done."""
         return self.settings.mode == "async" and (
             link.view.has_neighbours or bool(link.view.waiting)
         )
@@ -668,29 +667,29 @@ class Peer:
         if (gain := self._progress.gain) is not None:
             record |= {"alone_accuracy": gain.alone_accuracy, "alone_loss": gain.alone_loss}
         await link.publish_record(record)
-        await self._tell(link, self._callbacks.test, {self.name: test})
+        await self._run_callbacks(link, self._callbacks.test, {self.name: test})
         return test.accuracy
 
-    async def _tell(
+    async def _run_callbacks(
         self,
         link: Link,
-        call: Callable[[TrainingProgress], bool],
+        method: Callable[[TrainingProgress], bool],
         tests: Mapping[str, Metrics] | None = None,
     ) -> None:
-        """Call the callbacks on the worker thread, and note whether one of them stops the peer."""
+        """Run one method of all callbacks on the worker thread; note whether one of them stops the peer."""
         if not self._callbacks:
             return
         rounds = None if self.settings.rounds == FOREVER else self.settings.rounds
-        training = {} if self._training is None else {self.name: self._training}
+        training = {} if (metrics := self._training_metrics) is None else {self.name: metrics}
         progress = TrainingProgress(link.view.round, rounds, [self.learner], training, tests or {})
         try:
-            stop = await link.worker.run(call, progress)
+            stop = await link.worker.run(method, progress)
         except ModelError as error:
             raise PeerError(f"peer {self.name}: {error}") from error
         self._progress.stopped = self._progress.stopped or stop
 
     def _stop(self) -> Event:
-        """Leave because a callback said so."""
+        """Ask the peer to leave because a callback has stopped it."""
         self.leave("a callback stopped it")
         return Event.ASKED_TO_LEAVE
 
@@ -699,11 +698,11 @@ class Peer:
     async def _end(self, link: Link, failure: PeerError | None) -> Report:
         """Save the ending, publish the goodbye, and return the report; raise `failure` if there is one."""
         engine, run = link.engine, link.worker.run
-        asked = self._leave.is_set() and failure is None
+        was_asked = self._leave.is_set() and failure is None
         if engine.ending is None:
             # In a new session after a lost lease all rounds may be trained, but the weight not count yet.
             unfinished = link.view.round < self.settings.last_round or bool(link.view.waiting)
-            kind = "failed" if failure else "left" if asked and unfinished else "finished"
+            kind = "failed" if failure else "left" if was_asked and unfinished else "finished"
             reason = self._leave_reason or "its training is over"
             if failure:
                 reason = str(failure).removeprefix(f"peer {self.name}: ")
@@ -712,11 +711,11 @@ class Peer:
             await link.save()
         ending = engine.ending
         assert ending is not None
-        within = self.settings.leave_timeout * (1.0 - HAND_OVER_SHARE if asked else 1.0)
+        within = self.settings.leave_timeout * (1.0 - HAND_OVER_SHARE if was_asked else 1.0)
         how = "revoked" if isinstance(failure, Revoked) else ending.kind
         await link.publish_last_summary(how, ending.reason)
         error, earlier = await deliver_goodbye(link, goodbye_of(ending, link.generation), within)
-        # Not if a former process has delivered it: other peers have already acted on it.
+        # Unless a former process has delivered the goodbye: other peers have acted on it.
         if not ending.told and await run(engine.amend, earlier):
             await link.save()
             ending = engine.ending

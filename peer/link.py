@@ -415,9 +415,9 @@ class Link:
                 continue
             if connection.since != since:  # a new connection
                 since, pause = connection.since, FIRST_ASK
-            elif unknown := self.roster.unknown(self._awaited()):
+            elif incomplete := self.roster.incomplete(self._awaited()):
                 pause = min(2 * pause, LONGEST_ASK)
-                for pattern in self.presence_patterns(("card", "status"), unknown):
+                for pattern in self.presence_patterns(("card", "status"), incomplete):
                     await self.transport.subscribe(pattern)
 
     def _awaited(self) -> frozenset[str]:

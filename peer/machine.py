@@ -60,7 +60,7 @@ class Worker:
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` after all calls made before, and return its result."""
+        """Run `function` on the thread, after all calls made before, and return its result."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
 
@@ -81,7 +81,7 @@ class Files:
         path.unlink(missing_ok=True)
 
     def lock(self, path: Path) -> CheckpointLock:
-        """Return the lock of a checkpoint, not acquired yet."""
+        """Return the lock of a checkpoint, which is still to be acquired."""
         return CheckpointLock(path)
 
 
@@ -237,19 +237,19 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
 
 
 def from_saved(datatype: type[T], table: Mapping[str, Any]) -> T:
-    """Return a dataclass whose fields a checkpoint or report has; those of a later version are ignored.
+    """Return an instance of a dataclass from its fields in a checkpoint or report; ignores other keys.
 
     Raises TypeError if a field of version 1.0 is missing; those added later have defaults (see SINCE).
     """
     known = fields(cast("Any", datatype))
-    missing = [e.name for e in known if e.name not in table and SINCE not in e.metadata]
-    if missing:
-        raise TypeError(f"{datatype.__name__} without {missing[0]}")
-    return datatype(**{each.name: table[each.name] for each in known if each.name in table})
+    for field in known:
+        if field.name not in table and SINCE not in field.metadata:
+            raise TypeError(f"the field {field.name} of {datatype.__name__} is missing")
+    return datatype(**{field.name: table[field.name] for field in known if field.name in table})
 
 
 def _checksum(text: str, tensors: dict[str, torch.Tensor]) -> str:
-    """Return a checksum of a file's text and tensors: else a flipped bit could spread to every peer."""
+    """Return a checksum of a file's text and tensors, so that no flipped bit is restored and spreads."""
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].cpu()
@@ -309,7 +309,7 @@ class CheckpointLock:
         if not is_acquired:
             raise PeerError(
                 f"peer {self._checkpoint.stem} runs here already, as process {self._lock.holder()}, with the "
-                f"checkpoint {self._checkpoint}; stop that one, or give this one another folder"
+                f"checkpoint {self._checkpoint}; stop that process, or give this peer another folder"
             )
 
     def release(self) -> None:
@@ -336,9 +336,9 @@ class Saver:
         self._name, self._settings, self._tree = name, settings, tree
         self._limits = limits
         self._machine = machine
-        # After a power failure the file may be an older one. Where boots have ids that is detected, and the
-        # session is not continued; elsewhere every save must be forced to the disk. With differential
-        # privacy too, or releases could be forgotten and the report would state too small an epsilon.
+        # After a power failure the file may be an older one. Where boots have ids, the reboot is detected and
+        # the session is not continued; elsewhere every save must be forced to the disk. So must it be with
+        # differential privacy: an older file lacks releases, and the report would state too small an epsilon.
         self._sync = machine.boot_id() is None or settings.dp is not None
         self._last_write, self._write_seconds, self._saved_round = machine.monotonic(), 0.0, 0
         self._failing = False
@@ -362,7 +362,7 @@ class Saver:
         return tree
 
     def require_same_models(self, tree: Mapping[str, Any], schemas: Mapping[str, str]) -> None:
-        """Raise PeerError unless a checkpoint is of this peer, and its partial models have these hashes."""
+        """Raise PeerError unless a checkpoint is of this peer, and its models have these schema hashes."""
         if tree["peer"] != self._name or tree["schemas"] != schemas:
             raise PeerError(
                 f"{self.path}: is the checkpoint of another network or peer ({tree['peer']}); give "
@@ -406,7 +406,7 @@ class Saver:
         blocked_since = self._blocked_since
         if blocked_since is not None and self._machine.monotonic() < self._retry_at:
             return False
-        if (failure := self._write(self._tree(), durable=durable)) is None:
+        if (failure := self._write(durable=durable)) is None:
             return True
         first_pause, longest_pause = self._limits.save_pauses
         if blocked_since is None:
@@ -422,27 +422,28 @@ class Saver:
             )
         return False
 
-    def save_periodically(self, number: int) -> None:
-        """Save if the last save is long enough ago. Nothing is sent then, so a failure does no harm.
+    def save_periodically(self, round_number: int) -> None:
+        """Save if the last save is long enough ago. Nothing is sent meanwhile, so a failure does no harm.
 
-        number: of the last round. Without a new round it saves less often, for the time of last contact.
+        Without a new round it saves less often, only to update the time of the last contact with the broker.
         """
         if self.path is None:
             return
         pause = max(self._settings.save_every, self._write_seconds / self._limits.save_share)
-        if number == self._saved_round:
+        if round_number == self._saved_round:
             pause = max(pause, self._settings.full_lease / 4)
         if self._machine.monotonic() - self._last_write >= pause:
-            self._write(self._tree())
+            self._write()
 
     def remove(self) -> None:
         """Remove the checkpoint of a session that has finished."""
         if self.path is not None:
             self._machine.files.remove(self.path)
 
-    def _write(self, tree: dict[str, Any], *, durable: bool = False) -> str | None:
+    def _write(self, *, durable: bool = False) -> str | None:
         """Write the file; return the reason if that failed, else None. Logs only the first failure."""
         assert self.path is not None
+        tree = self._tree()
         start = self._machine.monotonic()
         try:
             self._machine.files.save(self.path, tree, sync=self._sync or durable)

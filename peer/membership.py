@@ -64,9 +64,8 @@ class Reminders:
 
         now: by the wall clock.
         """
-        due = {
-            text: expiry for text, expiry in self._expiries.items() if expiry - now < REMIND_BEFORE
-        }
+        expiries = self._expiries.items()
+        due = {text: expiry for text, expiry in expiries if expiry - now < REMIND_BEFORE}
         if not due or 0 <= now - self._last_logged < DAY:
             return
         self._last_logged = now
@@ -99,7 +98,7 @@ WAIT_LOG_INTERVAL = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A peer's key, its invitation, and the public key of the swarm's owner; only with `trust = "swarm"`."""
+    """A peer's key, its invitation, and the public key of the swarm's owner; with `trust = "swarm"`."""
 
     identity: Identity
     admission: Admission
@@ -116,7 +115,7 @@ class Credentials:
         if settings.trust == "none":
             if present:
                 raise PeerError(
-                    f'peer {name}: has an {present[0]}, but trust is "none"; set trust = "swarm" to use it'
+                    f'peer {name}: {present[0]} is set, but trust is "none"; set trust = "swarm" to use it'
                 )
             return None
         if missing := sorted(files.keys() - present):
@@ -233,7 +232,7 @@ async def _begin_counting(link: Link, *, as_founder: bool) -> None:
 async def _wait_for_expected(link: Link) -> None:
     """Wait until all peers of `expect` are online; on a graph, only those that are our neighbours.
 
-    Not for peers that were told to stop meanwhile. Raises NotReached after start_timeout.
+    Does not wait for peers that were asked to leave meanwhile. Raises NotReached after start_timeout.
     """
     settings = link.settings
     start = last_log = link.machine.monotonic()
@@ -244,8 +243,8 @@ async def _wait_for_expected(link: Link) -> None:
     if settings.watched is not None:  # on a graph: our neighbours, whose cards alone we receive
         expected &= settings.watched
     while missing := sorted(expected - link.roster.online_with_card()):
-        if stopped := expected & link.roster.told_to_stop():
-            expected -= stopped
+        if left := expected & link.roster.left_before_training():
+            expected -= left
             continue
         _refuse_mismatch(link)  # an expected peer may have left again because of a mismatch
         now = link.machine.monotonic()
@@ -323,13 +322,13 @@ def _replacing_generation(link: Link, highest_seen: int) -> int:
 
 
 def _name_taken(link: Link, status: Status) -> str:
-    """Return the error text for a name that another device has; status: that of the other device."""
+    """Return the error text for a name that another device has; status: the other device's."""
     location = f"in swarm {link.settings.swarm!r} (session {status.session})"
     if status.state == "online":
         has_key = link.settings.trust == "swarm"
-        own = "give each device an enrolment of its own" if has_key else "choose another name"
+        fix = "give each device an enrolment of its own" if has_key else "choose another name"
         return (
-            f"peer {link.name}: the name is already online {location}; {own}, stop the other device, or use "
+            f"peer {link.name}: the name is already online {location}; {fix}, stop the other device, or use "
             "--replace if this device replaces it"
         )
     return (
@@ -349,8 +348,8 @@ def _refuse_late_join(link: Link, others_are_ahead: bool) -> None:
 
 
 def _refuse_mismatch(link: Link) -> None:
-    """Raise PeerError if another peer's models or settings do not match ours, and that peer came first or
-    is an expected one. So of two such peers the later one fails, or both if they expect each other."""
+    """Raise PeerError if the models or settings of a peer that joined before us, or that we expect, do not
+    match ours. So of two such peers the later one fails, or both if they expect each other."""
     for (other, _model_or_setting), difference in link.roster.mismatches.items():
         since = link.roster.session_start(other)
         came_first = since is not None and (since, other) < (link.session_began, link.name)
@@ -381,7 +380,7 @@ class Settling:
         """Push until the received values agree with ours, or settle_timeout is over."""
         if self._deadline is None:
             self._deadline = self._now() + self._settings.settle_timeout
-        if not await self._push_until(self._agreed):
+        if not await self._push_until(self._has_settled):
             self.timed_out = True
             _log.warning(
                 "peer %s: stopped settling after %g s without agreement",
@@ -411,18 +410,18 @@ class Settling:
             self.timed_out = True
             return True
         # Agreement may have been lost and reached again meanwhile: then not all peers are done yet.
-        return not await self._lost_agreement() and self._all_done()
+        return not await self._lost_agreement() and self._link.all_done()
 
     async def wait_for_transfers(self) -> None:
         """Wait until no transfer is open and all peers are done, or settle_timeout is over."""
         link = self._link
         deadline = self._now() + self._settings.settle_timeout
-        if link.view.open_transfers or not self._all_done():
+        if link.view.open_transfers or not link.all_done():
             _log.info(
                 "peer %s has stopped averaging; it waits for the other peers and for %d open transfers",
                 link.name, link.view.open_transfers,
             )  # fmt: skip
-        while link.view.open_transfers or not self._all_done():
+        while link.view.open_transfers or not link.all_done():
             if self._now() >= deadline:
                 others = ", ".join(sorted(link.roster.offline_unfinished()))
                 _log.warning(
@@ -444,7 +443,7 @@ class Settling:
             await link.worker.run(self._engine.request_push)
             link.wake()
             await link.next_turn()
-            # Push less often while other peers train: each push costs them time.
+            # Push less often while others train: processing a push takes time from their training.
             others_train = link.others_train()
             if others_train:
                 self._deadline = self._now() + self._settings.settle_timeout
@@ -454,31 +453,26 @@ class Settling:
     def _now(self) -> float:
         return self._link.machine.monotonic()
 
-    async def _agreed(self) -> bool:
+    async def _has_settled(self) -> bool:
         """Return whether no other peer trains, and the last received values agree with ours."""
         link = self._link
-        if link.view.waiting:
-            return False  # our own weight must count first
-        if link.others_train():
-            return False
-        return not link.roster.online() or await self._agrees(self._settings.settle_tolerance)
+        if link.view.waiting or link.others_train():
+            return False  # our own weight must count first, and the others finish training
+        return not link.roster.online() or await self._values_agree(self._settings.settle_tolerance)
 
     async def _lost_agreement(self) -> bool:
         """Return whether the last received values differ from ours by more than three tolerances."""
-        return bool(self._link.roster.online()) and not await self._agrees(
+        return bool(self._link.roster.online()) and not await self._values_agree(
             3 * self._settings.settle_tolerance
         )
 
-    async def _agrees(self, tolerance: float) -> bool:
+    async def _values_agree(self, tolerance: float) -> bool:
         """Return whether the last received values are within a relative distance of ours."""
         engine = self._engine
         return await self._link.worker.run(engine.agreement.reached, engine.gossiper, tolerance)
 
     async def _all_done_or_lost_agreement(self) -> bool:
-        return self._all_done() or await self._lost_agreement()
-
-    def _all_done(self) -> bool:
-        return self._link.all_done()
+        return self._link.all_done() or await self._lost_agreement()
 
 
 async def hand_over(link: Link) -> None:

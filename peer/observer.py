@@ -55,19 +55,19 @@ MAX_TIMELINE = 1000
 MAX_CHANGES = 10_000
 """Most changes that wait for an iteration; the oldest are dropped."""
 TICK = 1.0
-"""Seconds between two checks whether a peer's lease is over."""
+"""Seconds between two checks whether a peer's lease or invitation is over."""
 QUIET = 0.5
 """Seconds without a message after which all retained messages are taken to have arrived."""
 
 REVOCATION = "revocation"
-"""The kind of problem of a peer that the owner has revoked; see _Entry.problems."""
+"""The key in _Entry.problems under which it is noted that the owner has revoked a peer."""
 
 Presence: TypeAlias = Literal["online", "offline", "lost", "left", "dead", "unknown"]
 """Whether a peer takes part. online. offline: its connection was lost, and its lease still runs. lost:
 nothing was heard of it for longer than its lease, so the other peers have given it up. left: with a goodbye.
 dead: an operator or its supervisor has declared its session over. unknown: it has no status."""
 
-Checked: TypeAlias = Literal["unsigned", "signed", "member", "refused", "revoked"]
+Authenticity: TypeAlias = Literal["unsigned", "signed", "member", "refused", "revoked"]
 """What is known about who wrote a peer's messages. unsigned: nothing, the swarm has no trust. signed: the key
 in the peer's name has signed them; whether the owner invited that peer could not be checked. member: the
 owner did. refused: a message was not genuine or cannot be read, or the peer is not a member;
@@ -100,7 +100,7 @@ class ObservedPeer:
         it is not known. reason: why it left or is offline, in its own words or those of the notice.
     last_heard: when it last gave a sign of life: when a message of it arrived that was not retained, or else
         the time of its retained summary, by the peer's own clock. None if there is neither.
-    checked, problem: who wrote this, and what is wrong with what it published last; see Checked.
+    checked, problem: who wrote this, and what is wrong with what it published last; see Authenticity.
     lease: seconds after which the others give it up if it is silent.
     session, joined, samples, models, settings: by its card: its session, when that began, its training
         samples, its partial models, and the settings that must be the same on all peers.
@@ -114,7 +114,7 @@ class ObservedPeer:
     since: float | None = None
     reason: str = ""
     last_heard: float | None = None
-    checked: Checked = "unsigned"
+    checked: Authenticity = "unsigned"
     problem: str = ""
     session: str = ""
     joined: float | None = None
@@ -186,7 +186,7 @@ class _Entry:
     early_status: bytes = b""
     """A signed status that came before the card that it is checked with."""
     problems: dict[str, str] = field(default_factory=dict)
-    """What is wrong with the last message, by its kind."""
+    """What is wrong with the last message of each kind, and with the invitation; see also REVOCATION."""
     joined_session: str = ""
     """The session whose joining is in the timeline."""
 
@@ -221,7 +221,7 @@ class SwarmState:
         return {name: _observed_model(name, present) for name in names}
 
     def as_record(self) -> dict[str, Any]:
-        """Return all of this as plain data, for JSON."""
+        """Return the peers, their partial models and the timeline as plain data, for JSON."""
         return {
             "swarm": self.swarm,
             "signed": self.is_signed,
@@ -235,7 +235,7 @@ class SwarmState:
     def receive(
         self, topic: str, payload: bytes, now: float, *, retained: bool = False
     ) -> list[Change]:
-        """Process a message and return what has changed; whatever is not genuine changes `problem` only.
+        """Process a message and return what has changed: only a `problem` if the message is not genuine.
 
         now: the wall clock. retained: the broker had the message before we subscribed.
         """
@@ -243,21 +243,22 @@ class SwarmState:
             self._receive_revocations(payload, now)
             return self._take_changes()
         try:
-            where = topics.parse(topic)
+            parsed = topics.parse(topic)
         except topics.TopicError:
             return []
-        if where.swarm != self.swarm or where.kind not in KINDS:
+        peer, kind = parsed.peer, parsed.kind
+        if parsed.swarm != self.swarm or kind not in KINDS:
             return []
-        entry = self._entries.get(where.peer)
+        entry = self._entries.get(peer)
         if entry is None:
             if not payload or len(self._entries) >= MAX_OBSERVED:
                 return []
             entry = _Entry(now)
-        self._receive(where.peer, entry, where.kind, payload, now, retained)
-        if entry != _Entry(entry.first_seen):  # else a device only asks whether a name is free
-            self._entries[where.peer] = entry
-            self._check_revoked(where.peer, entry, now)
-            self._update(where.peer, entry, now)
+        self._receive(peer, entry, kind, payload, now, retained)
+        if entry != _Entry(entry.first_seen):  # else it was a probe whether a name is free
+            self._entries[peer] = entry
+            self._check_revoked(peer, entry, now)
+            self._update(peer, entry, now)
         return self._take_changes()
 
     def tick(self, now: float) -> list[Change]:
@@ -280,7 +281,7 @@ class SwarmState:
         if not payload:  # a cleared topic; a peer that leaves clears its card
             return
         try:
-            body, edition = self._open(peer, entry, kind, payload, now)
+            body, edition = self._verify(peer, entry, kind, payload, now)
             if not self._apply(peer, entry, kind, body, edition, now, retained):
                 return
         except TrustError as error:
@@ -322,13 +323,11 @@ class SwarmState:
             case _:
                 message = entry.death = Death.decode(body)
         if message is None:
-            text = (
-                f"its {kind} cannot be read: it runs another version than this one, {__version__}"
-            )
+            text = f"its {kind} cannot be read: it runs another version than {__version__}"
             self._refuse(peer, entry, kind, text, now)
         return message is not None
 
-    def _open(
+    def _verify(
         self, peer: str, entry: _Entry, kind: str, payload: bytes, now: float
     ) -> tuple[bytes, Edition | None]:
         """Return the body of a message, and the edition of a summary; TrustError if it is not genuine."""
@@ -360,12 +359,12 @@ class SwarmState:
             except TrustError as error:
                 if error.cause != "unknown-sender":
                     raise
-                # Its card has not come yet, or it came by a ticket and has left: shown, but not as a member.
+                # Its card has not arrived yet, or it joined with a ticket and has left: no "member" yet.
                 entry.early_status = payload
         return read_published(self.swarm, peer, "status", payload)[1], None
 
     def _refuse(self, peer: str, entry: _Entry, kind: str, problem: str, now: float) -> None:
-        """Keep what is wrong with a peer's last message of a kind."""
+        """Keep what is wrong with a peer's last message of a kind; put it in the timeline if it is new."""
         if entry.problems.get(kind) != problem:
             entry.problems[kind] = problem
             self._note(TimelineEvent(now, "refused", peer, problem))
@@ -373,16 +372,17 @@ class SwarmState:
     def _apply_summary(
         self, peer: str, entry: _Entry, summary: Summary, edition: Edition | None, now: float
     ) -> bool:
+        """Keep a summary, and put its new events in the timeline; return False if a newer one is known."""
         before, known = entry.summary, entry.summary_edition
         if edition is not None and known is not None and edition.precedes(known):
-            return False  # the broker repeats an old one
+            return False
         entry.summary, entry.summary_edition = summary, edition
-        # By its own clock, which may be wrong: for one that was not retained, the time of its arrival holds.
+        # By the peer's clock, which may be wrong; if not retained, `_receive` sets the time of its arrival.
         entry.last_heard = max(min(summary.time, now), entry.last_heard or 0.0)
         self.summaries += 1
-        seen = () if before is None else before.events
+        noted = () if before is None else before.events
         for event in summary.events:
-            if event not in seen:
+            if event not in noted:
                 self._note(TimelineEvent(event.time, event.kind, peer, event.text, event.peer))
         return True
 
@@ -400,7 +400,7 @@ class SwarmState:
     def _check_revoked(
         self, peer: str, entry: _Entry, now: float, *, is_listed: bool = False
     ) -> None:
-        """Note a peer that the owner has revoked; is_listed: it was a member until this list."""
+        """Note a peer that the owner has revoked; is_listed: a new list names it, for the first time."""
         register, text = self._register, "the swarm's owner has revoked it"
         if is_listed:
             self._refuse(peer, entry, REVOCATION, text, now)
@@ -425,7 +425,7 @@ class SwarmState:
         self._changes.append(Change(peer))
 
     def _note_presence(self, before: ObservedPeer | None, record: ObservedPeer, now: float) -> None:
-        """Note that a peer's presence has changed; not what the first look shows to be as usual."""
+        """Put a change of presence in the timeline, but not that a peer is online when it is first seen."""
         texts: dict[Presence, str] = {
             "offline": f"is offline: {record.reason}",
             "lost": f"is given up: {record.reason}",
@@ -439,6 +439,7 @@ class SwarmState:
             self._note(TimelineEvent(now, "back", record.name, "is online again"))
 
     def _note(self, event: TimelineEvent) -> None:
+        """Put an event in the timeline."""
         self.timeline.append(event)
         self._changes.append(Change(event.peer, event))
 
@@ -446,9 +447,10 @@ class SwarmState:
 def _apply_status(entry: _Entry, status: Status, now: float, retained: bool) -> bool:
     """Keep a status; return False if a newer one has made it obsolete."""
     before = entry.status
-    known = {each.session for each in (entry.card, before) if each is not None}
-    if status.state == "offline" and status.session not in known and (known or not retained):
-        return False  # a device that asks whether its name is free, or a late last will
+    known_sessions = {message.session for message in (entry.card, before) if message is not None}
+    is_unknown = status.session not in known_sessions
+    if status.state == "offline" and is_unknown and (known_sessions or not retained):
+        return False  # a probe whether a name is free, or a late last will
     if before is not None and before.session == status.session:
         if before.state == "left" and status.state == "offline":
             return False  # killed while it disconnected: its last will comes after its goodbye
@@ -465,7 +467,7 @@ def _record(peer: str, entry: _Entry, now: float) -> ObservedPeer:
     session = status.session if status is not None else card.session if card is not None else ""
     presence, since, reason = _presence(entry, now)
     record = ObservedPeer(
-        peer, presence, since, reason, entry.last_heard, _checked(entry),
+        peer, presence, since, reason, entry.last_heard, _authenticity(entry),
         "; ".join(entry.problems.values()), session, summary=entry.summary,
     )  # fmt: skip
     if card is not None:
@@ -477,13 +479,13 @@ def _record(peer: str, entry: _Entry, now: float) -> ObservedPeer:
         counts, phase = status.counts, status.phase
         if status.state == "offline" and entry.summary is not None:  # a last will has neither
             models = entry.summary.models.items()
-            counts = {model: each.rounds for model, each in models if each.counts}
+            counts = {name: model.rounds for name, model in models if model.counts}
             phase = entry.summary.phase
         record = replace(record, counts=counts, phase=phase, leaving=status.leaving)
     return record
 
 
-def _checked(entry: _Entry) -> Checked:
+def _authenticity(entry: _Entry) -> Authenticity:
     if REVOCATION in entry.problems:
         return "revoked"
     if entry.problems:
@@ -494,7 +496,7 @@ def _checked(entry: _Entry) -> Checked:
 
 
 def _presence(entry: _Entry, now: float) -> tuple[Presence, float | None, str]:
-    """Return whether a peer takes part, since when, and why not."""
+    """Return whether a peer takes part, since when, and, if it does not, why."""
     card, status, death, since = entry.card, entry.status, entry.death, entry.status_since
     if status is None:
         return "unknown", None, ""
@@ -515,9 +517,9 @@ def _presence(entry: _Entry, now: float) -> tuple[Presence, float | None, str]:
 
 def _observed_model(name: str, present: list[ObservedPeer]) -> ObservedModel:
     members = [peer for peer in present if name in peer.models]
-    reports = [s.models[name] for peer in members if (s := peer.summary) and name in s.models]
-    distances = [each.disagreement for each in reports if each.disagreement is not None]
-    weights = [each.weight for each in reports]
+    summaries = [s.models[name] for peer in members if (s := peer.summary) and name in s.models]
+    distances = [summary.disagreement for summary in summaries if summary.disagreement is not None]
+    weights = [summary.weight for summary in summaries]
     return ObservedModel(
         name,
         tuple(peer.name for peer in members),
@@ -530,7 +532,7 @@ def _observed_model(name: str, present: list[ObservedPeer]) -> ObservedModel:
 class Observer:
     """Keeps a `SwarmState` up to date over a connection to a broker; see the module's docstring.
 
-    connect: makes a transport, not connected yet; without a last will.
+    connect: makes a transport without a last will, not connected yet.
     owner: the public key of the swarm's owner, as bytes (see gossip.security.read_public).
     wall: the wall clock.
     """
@@ -580,7 +582,7 @@ class Observer:
 
     @property
     def connection_problem(self) -> str:
-        """Why the connection was lost; empty while there is one."""
+        """Why the connection was lost; empty while the broker is connected."""
         return "" if self.connected else self._transport.connection.cause
 
     async def settle(self, quiet: float = QUIET, within: float = 10.0) -> None:
@@ -594,12 +596,12 @@ class Observer:
         self.check()
 
     def check(self) -> None:
-        """Raise the error of the connection if it has failed and is not tried again."""
+        """Raise the connection's error if it has failed for good: the transport has stopped reconnecting."""
         if self._error is not None:
             raise self._error
 
     async def __aiter__(self) -> AsyncIterator[Change]:
-        """Yield every change since the last one that was yielded; raises if the connection has failed."""
+        """Yield every change since the last one that was yielded; raises what `check` does."""
         while True:
             change = await self._changes.get()
             if change is None:
@@ -625,8 +627,6 @@ class Observer:
 
     def _add(self, changes: list[Change]) -> None:
         for change in changes:
-            if (
-                self._changes.qsize() >= MAX_CHANGES
-            ):  # nobody iterates: the records matter, not the changes
+            if self._changes.qsize() >= MAX_CHANGES:  # nobody iterates over them
                 self._changes.get_nowait()
             self._changes.put_nowait(change)

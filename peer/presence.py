@@ -57,18 +57,19 @@ def limit_goodbyes(goodbyes: dict[str, str]) -> dict[str, str]:
     return dict(reversed(kept.items()))
 
 
-def _rows(is_row: Callable[[Any], bool]) -> AfterValidator:
-    """Return a pydantic validator that checks each row of a statement."""
+def _rows_validator(is_row: Callable[[Any], bool]) -> AfterValidator:
+    """Return a pydantic validator of a statement: `is_row` must be true of each of its rows."""
 
     def check(rows: Statement) -> Statement:
         if not all(map(is_row, rows)):
-            raise ValueError("not a row of a statement")
+            raise ValueError("a row of the statement is not valid")
         return rows
 
     return AfterValidator(check)
 
 
 def _printable(text: str) -> str:
+    """Return the printable ones of the first 200 characters."""
     return "".join(filter(str.isprintable, text[:200]))
 
 
@@ -78,8 +79,8 @@ Reason = Annotated[str, AfterValidator(_printable)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 Generation = Annotated[int, Field(ge=1, le=MAX_GENERATION)]
-Credited = Annotated[Statement, _rows(is_verdict_row)]
-Reclaimed = Annotated[Statement, _rows(is_reclaimed_row)]
+Credited = Annotated[Statement, _rows_validator(is_verdict_row)]
+Reclaimed = Annotated[Statement, _rows_validator(is_reclaimed_row)]
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Goodbye:
     statement: Credited
     reclaimed: Reclaimed
 
-    def names(self, peer: str) -> bool:
+    def concerns(self, peer: str) -> bool:
         """Return whether this goodbye reports transfers from or to a peer."""
         return any(row[0] == peer for row in (*self.statement, *self.reclaimed))
 
@@ -149,8 +150,9 @@ class Status:
     leaving: the peer is online but about to leave, and accepts no more mass; in a goodbye, that it was told
         to stop.
     counts: the partial models in which the peer's own weight counts, and for how many rounds it has counted.
-    hops: on a graph, how far the peer knows of others from its neighbours: all peers less than so many links
-        away have trained, and are done. 0: it has not, or is not, itself.
+    hops: on a graph, two numbers of links, from what neighbours have published: all peers fewer than the
+        first number of links away have finished training, and all fewer than the second are done. 0 if the
+        peer itself has not finished training, or is not done.
     """
 
     state: State
@@ -180,14 +182,14 @@ def read_status(payload: bytes) -> Status | None:
 
 
 SINCE = "since"
-"""The key in the metadata of a field that was added after 1.0 to something that peers publish or save, with
-the version that added it: `field(default=0.0, metadata={SINCE: "1.1"})`. Where such a field is missing, it
-has its default."""
+"""A key of a dataclass field's metadata, for fields that were added after 1.0 to what peers publish or save;
+its value is the version that added it: `field(default=0.0, metadata={SINCE: "1.1"})`. Where such a field is
+missing, it has its default."""
 
 
 def read_presence(message_type: type[T], payload: bytes) -> T | None:
-    """Return the card or status in a payload; None if a field is invalid, or one of 1.0 is missing."""
-    adapter, required = _form_of(message_type)
+    """Return the card or status in a payload; None if a field is invalid, or required and missing."""
+    adapter, required = _validator_of(message_type)
     try:
         message = adapter.validate_json(payload, strict=True)
     except ValidationError:
@@ -196,10 +198,10 @@ def read_presence(message_type: type[T], payload: bytes) -> T | None:
 
 
 @cache
-def _form_of(message_type: type[Any]) -> tuple[TypeAdapter[Any], frozenset[str]]:
+def _validator_of(message_type: type[Any]) -> tuple[TypeAdapter[Any], frozenset[str]]:
     """Return what validates a card or status, and the names of the fields that it must have."""
-    names = (each.name for each in fields(message_type) if SINCE not in each.metadata)
-    return TypeAdapter(message_type), frozenset(names)
+    required = (field.name for field in fields(message_type) if SINCE not in field.metadata)
+    return TypeAdapter(message_type), frozenset(required)
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
@@ -317,13 +319,13 @@ class _Entry:
     announced_session: str | None = None
     """The session that was announced to the engine with an Online event."""
     former_session: str | None = None
-    """The session that was announced before this one."""
+    """The announced session before that one."""
     dead_session: str | None = None
     """The session that the last death notice names."""
     last_status: float = -inf
     """When the peer's status was last delivered."""
     is_live: bool = False
-    """Whether the peer has published a status since we connected; else only a retained one was delivered."""
+    """Whether the peer has published a status since we connected; a retained one does not count."""
     phase: Phase = "starting"
     """The peer's phase when it was last online."""
 
@@ -332,7 +334,7 @@ class _Entry:
         return self.status is not None and self.status.state == "online"
 
     @property
-    def has_its_card(self) -> bool:
+    def has_current_card(self) -> bool:
         """Whether card and status are known, and of the same session."""
         card, status = self.card, self.status
         return card is not None and status is not None and card.session == status.session
@@ -400,7 +402,7 @@ class Roster:
             return []
         card = read_card(payload)
         if card is None:
-            return self._unreadable(peer, "card")
+            return self._drop_unreadable(peer, "card")
         entry = self._entry(peer)
         if _is_replaced(card, entry):
             return []
@@ -418,32 +420,28 @@ class Roster:
             return []
         status = read_status(payload)
         if status is None:
-            return self._unreadable(peer, "status")
+            return self._drop_unreadable(peer, "status")
         entry = self._entry(peer)
         before = entry.status
-        if _is_late(status, before, entry) or _is_replaced(status, entry):
+        if _is_obsolete(status, before, entry) or _is_replaced(status, entry):
             return []  # it does not prove that the peer is alive: a live peer publishes a newer one
         entry.unconfirmed_since, entry.last_status, entry.status = None, now, status
         entry.is_live = entry.is_live or not retained
         if status.state == "online":
             if entry.offline_since is not None and entry.announced_session == status.session:
-                # Without a former status it was our own process that restarted.
+                # Without a former status, our own process was restarted, and the peer was never offline.
                 _log.info("peer %s is %s online", peer, "still" if before is None else "again")
             entry.offline_since, entry.phase = None, status.phase
             return self._announce(peer)
         if status.state == "left":
-            return self._left(peer, entry, status)
+            return self._receive_goodbye(peer, entry, status)
         if entry.offline_since is None:
             entry.offline_since = now
             if entry.announced_session is not None:
-                sleeps = entry.card is not None and entry.card.asleep > 0
                 reason = status.reason or "connection lost"
-                _log.info(
-                    "peer %s is offline: %s%s",
-                    peer,
-                    reason,
-                    " (it sleeps regularly)" if sleeps else "",
-                )
+                if entry.card is not None and entry.card.asleep > 0:
+                    reason += " (it sleeps regularly)"
+                _log.info("peer %s is offline: %s", peer, reason)
         return [Offline(peer)] if entry.announced_session is not None else []
 
     def receive_death(self, peer: str, payload: bytes) -> list[Event]:
@@ -453,7 +451,7 @@ class Roster:
         try:
             notice = Death.decode(payload)
         except TrustError:
-            return self._unreadable(peer, "death notice")
+            return self._drop_unreadable(peer, "death notice")
         entry = self._entry(peer)
         entry.dead_session = notice.session
         if entry.announced_session != notice.session:
@@ -464,10 +462,11 @@ class Roster:
         )
         return self._give_up(peer, entry)
 
-    def _left(self, peer: str, entry: _Entry, status: Status) -> list[Event]:
+    def _receive_goodbye(self, peer: str, entry: _Entry, status: Status) -> list[Event]:
+        """Process a goodbye: the announced session has ended, or one that we missed."""
         session, entry.announced_session, entry.offline_since = entry.announced_session, None, None
         if session is None:
-            return self._ended_if_concerned(peer, status)
+            return self._end_unannounced(peer, status)
         goodbye = SessionEnded(peer, status.session, status.statement, status.reclaimed)
         _log.info("peer %s left: %s", peer, status.reason or "no reason given")
         # The goodbye may be of a later session, while we were offline: then the announced one ended too.
@@ -482,9 +481,9 @@ class Roster:
         entry = self._entry(peer)
         if entry.announced_session == status.session:
             entry.status = status
-            return self._left(peer, entry, status)
-        # The peer may be online again in a newer session: keep its status, and only settle transfers.
-        return self._ended_if_concerned(peer, status)
+            return self._receive_goodbye(peer, entry, status)
+        # The peer may be online again in a newer session: keep its status, and only settle the transfers.
+        return self._end_unannounced(peer, status)
 
     def goodbye_was_missed(self, peer: str) -> bool:
         """Return whether a peer has left with a goodbye that a peer concerned by it may have missed."""
@@ -580,31 +579,28 @@ class Roster:
             and entry.phase != "done"
         ]
 
-    def hops(self, phase: Phase, most: int) -> tuple[int, int]:
-        """Return `Status.hops` of a peer in this phase, by the statuses of its neighbours; `most` at most.
+    def hops(self, phase: Phase, limit: int) -> tuple[int, int]:
+        """Return our `Status.hops` in this phase, from our neighbours' statuses; neither exceeds `limit`.
 
-        Each peer is one link farther from a peer that trains than the nearest of its neighbours is, so the
-        numbers of all peers grow as soon as the last one has finished.
+        Our numbers are one more than the least of our neighbours', so those of all peers grow, status by
+        status, as soon as the last peer has finished.
         """
-        online = self.online().values()
-        trained = 0
+        online, trained, done = self.online().values(), 0, 0
         if phase not in ("starting", "training"):
-            trained = 1 + min((status.hops[0] for status in online), default=most)
-        done = [s.hops[1] if s.phase == "done" else 0 for s in online]
-        done += [0 for _ in self.offline_unfinished()]
-        return (
-            min(most, trained),
-            0 if phase != "done" else min(most, 1 + min(done, default=most)),
-        )
+            trained = 1 + min((status.hops[0] for status in online), default=limit)
+        if phase == "done":
+            theirs = [status.hops[1] if status.phase == "done" else 0 for status in online]
+            theirs += [0 for _ in self.offline_unfinished()]
+            done = 1 + min(theirs, default=limit)
+        return min(limit, trained), min(limit, done)
 
     def online_with_card(self) -> set[str]:
         """Return the peers that are online and have published the card of their session."""
-        return {
-            peer for peer, each in self._entries.items() if each.is_online and each.has_its_card
-        }
+        entries = self._entries.items()
+        return {peer for peer, entry in entries if entry.is_online and entry.has_current_card}
 
-    def told_to_stop(self) -> set[str]:
-        """Return the peers that were told to stop before they trained, and left while we were connected."""
+    def left_before_training(self) -> set[str]:
+        """Return the peers that were asked to leave before they trained, and left while we were connected."""
         return {
             peer
             for peer, entry in self._entries.items()
@@ -612,13 +608,11 @@ class Roster:
             and status.state == "left" and status.leaving and status.phase == "starting"
         }  # fmt: skip
 
-    def unknown(self, names: Iterable[str]) -> list[str]:
-        """Return the peers without a card, or without a status, or whose card is of another session.
-
-        Looked for among these names, and among peers that are online.
-        """
+    def incomplete(self, names: Iterable[str]) -> list[str]:
+        """Return which of these and of the online peers lack a card or status, or have a card of another
+        session."""
         online = (peer for peer, entry in self._entries.items() if entry.is_online)
-        complete = {peer for peer, entry in self._entries.items() if entry.has_its_card}
+        complete = {peer for peer, entry in self._entries.items() if entry.has_current_card}
         return sorted({*names, *online} - complete - {self.peer})
 
     def session_start(self, peer: str) -> float | None:
@@ -647,24 +641,25 @@ class Roster:
 
     # --- internals ------------------------------------------------------------------------------
 
-    def _ended_if_concerned(self, peer: str, status: Status) -> list[Event]:
-        """Return the end of a session that is not announced, if its goodbye reports transfers of ours.
+    def _end_unannounced(self, peer: str, status: Status) -> list[Event]:
+        """Return the end of a session that is not announced, if its goodbye reports transfers from or to us.
 
         The peer may have taken back a transfer that we credited, or credited one that we took back.
         """
         goodbye = Goodbye(status.session, status.statement, status.reclaimed)
-        if not goodbye.names(self.peer):
+        if not goodbye.concerns(self.peer):
             return []
         return [SessionEnded(peer, status.session, status.statement, status.reclaimed)]
 
     def _give_up(self, peer: str, entry: _Entry) -> list[Event]:
+        """Return the end of the announced session, without a goodbye."""
         session, entry.announced_session, entry.offline_since = entry.announced_session, None, None
         assert session is not None
         entry.former_session = session
         return [SessionEnded(peer, session, None)]
 
-    def _unreadable(self, peer: str, message: str) -> list[Event]:
-        """Count a card, status or death notice that is not valid."""
+    def _drop_unreadable(self, peer: str, message: str) -> list[Event]:
+        """Count and log a card, status or death notice that is not valid; return no events."""
         cause = f"unreadable-{message.replace(' ', '-')}"
         text = "peer %s published a %s that cannot be read; it is ignored"
         log_repeated(_log, self.dropped, cause, text, peer, message)
@@ -685,7 +680,7 @@ class Roster:
         """Return the events that announce a peer, once its card and its status are of the same session."""
         entry = self._entry(peer)
         card, status = entry.card, entry.status
-        if card is None or status is None or not (entry.is_online and entry.has_its_card):
+        if card is None or status is None or not (entry.is_online and entry.has_current_card):
             return []
         if entry.dead_session == status.session:
             return []
@@ -699,7 +694,7 @@ class Roster:
                 events.append(SessionEnded(peer, announced, None))
             entry.former_session = announced
         # We may have missed the goodbye that this status has replaced at the broker.
-        concerns_us = former and (former.session == announced or former.names(self.peer))
+        concerns_us = former and (former.session == announced or former.concerns(self.peer))
         if former is not None and concerns_us and announced != status.session:
             events.append(SessionEnded(peer, former.session, former.statement, former.reclaimed))
         entry.announced_session = status.session
@@ -716,9 +711,9 @@ class Roster:
     def _shared_models(self, peer: str, card: Card) -> tuple[str, ...]:
         """Return the partial models that can be averaged with a peer; log each mismatch once."""
         differences = {
-            key: f"{key} is {own!r} here and {card.agree[key]!r} there"
-            for key, own in self._shared_settings.items()
-            if key in card.agree and card.agree[key] != own
+            key: f"{key} is {value!r} here and {card.agree[key]!r} there"
+            for key, value in self._shared_settings.items()
+            if key in card.agree and card.agree[key] != value
         }
         shared = []
         for model, entries in card.models.items():
@@ -729,9 +724,9 @@ class Roster:
                 shared.append(model)
             else:
                 differences[model] = f"model {model!r} is not the same: {difference}"
-        for key in [each for each in self.mismatches if each[0] == peer]:
-            if key[1] not in differences:
-                del self.mismatches[key]
+        for other, name in list(self.mismatches):
+            if other == peer and name not in differences:
+                del self.mismatches[other, name]
         for name, difference in differences.items():
             if self.mismatches.get((peer, name)) != difference:
                 self.mismatches[peer, name] = difference
@@ -742,9 +737,9 @@ class Roster:
 
 
 def _is_replaced(message: Card | Status, entry: _Entry) -> bool:
-    """Return True for a card or status of a device that another, still announced device has replaced.
+    """Return True for a card or status of a device that another, announced one of its name has replaced.
 
-    The newer device's generation is read from its card: its last will was made before it had one.
+    The newer device's generation is read from its card: its last will was made before it had a generation.
     """
     card = entry.card
     if card is None or card.session != entry.announced_session or card.session == message.session:
@@ -752,7 +747,7 @@ def _is_replaced(message: Card | Status, entry: _Entry) -> bool:
     return message.generation < card.generation
 
 
-def _is_late(status: Status, before: Status | None, entry: _Entry) -> bool:
+def _is_obsolete(status: Status, before: Status | None, entry: _Entry) -> bool:
     """Return True for a last will or goodbye that a newer status of the peer has made obsolete."""
     if before is None:
         return False
@@ -767,10 +762,10 @@ def _is_late(status: Status, before: Status | None, entry: _Entry) -> bool:
 
 
 def first_of(names: Collection[str]) -> str:
-    """Return the first of some peers, in the order in which they make plans and are servers."""
-    return min(names, key=in_order)
+    """Return the first name by `name_order`: of some peers, the one that makes plans, or is the server."""
+    return min(names, key=name_order)
 
 
-def in_order(name: str) -> tuple[int, str]:
-    """Return a key that sorts the names 0, 1, … 10, as a swarm's peers are named, by their numbers."""
+def name_order(name: str) -> tuple[int, str]:
+    """Return a sort key: shorter names first, so that the names 0, 1, … 10 are in the order of numbers."""
     return len(name), name

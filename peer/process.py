@@ -46,17 +46,17 @@ MAX_RECORDS_BYTES = 10_000_000
 bytes: this is days of a peer that trains once in ten seconds."""
 
 
-def certificate_ends(broker: BrokerAddress) -> dict[str, float]:
-    """Return what expires of a connection's certificates, and when; see Reminders."""
+def certificate_expiries(broker: BrokerAddress) -> dict[str, float]:
+    """Return when the certificates of a connection expire, by the sentences that Reminders logs."""
     remedies = {
         broker.ca: "copy the new one of the broker's authority here",
         broker.certificate: "ask the broker's owner for a new one",
     }
-    ends = {}
+    expiries = {}
     for file, remedy in remedies.items():
-        if file is not None and (end := certificate_expiry(Path(file))) is not None:
-            ends[f"certificate {file} expires: {remedy}"] = end
-    return ends
+        if file is not None and (expiry := certificate_expiry(Path(file))) is not None:
+            expiries[f"certificate {file} expires: {remedy}"] = expiry
+    return expiries
 
 
 async def run_peer(
@@ -72,8 +72,8 @@ async def run_peer(
 ) -> Report:
     """Run one peer, and save its network, metrics and report in the folder.
 
-    If there is a report of a finished peer, return it: a supervisor may restart a peer that was killed just
-    after it finished.
+    If the folder has the report of the finished peer, return that: a supervisor may restart a peer that was
+    killed just after it finished.
 
     leaving: an event; once it is set, the peer hands over its mass and leaves.
     on_start: called with the peer before it runs.
@@ -141,7 +141,7 @@ def _save_results(
 
 
 def _keep_former_report(path: Path, session: str) -> None:
-    """Rename a report of another session, so that it is not overwritten: its name then has that session."""
+    """Rename the report of another session to NAME.report-SESSION.json, so that it is not overwritten."""
     try:
         former = json.loads(path.read_text("utf-8"))["session"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -172,11 +172,11 @@ async def run_process(
     if parent is not None:
         _follow_parent(parent, leaving)
     folder = Path(spec.folder)
-    connect, expiries = mqtt_connect(spec.broker), certificate_ends(spec.broker)
+    connect, expiries = mqtt_connect(spec.broker), certificate_expiries(spec.broker)
     started: list[Peer] = []
     with contextlib.ExitStack() as stack:
-        alive = asyncio.create_task(report_alive(), name="service")
-        stack.callback(alive.cancel)
+        watchdog = asyncio.create_task(report_alive(), name="systemd watchdog")
+        stack.callback(watchdog.cancel)
         if metrics is not None:
             host, port = metrics
             swarm = spec.peers[0].settings.swarm
@@ -257,5 +257,6 @@ def _follow_parent(descriptor: int, leaving: asyncio.Event) -> None:
 
 
 async def _leave_when(leaving: asyncio.Event, peer: Peer) -> None:
+    """Let a peer leave as soon as the event is set."""
     await leaving.wait()
     peer.leave("it was told to stop")

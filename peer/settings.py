@@ -1,4 +1,4 @@
-"""Settings of a peer, in one table per topic; `Settings` and the classes that read config files inherit them.
+"""Settings of a peer, one class per topic; `Settings` and the classes that read config files inherit them.
 
 Nothing here loads torch, so that a mistake in a config is reported at once.
 """
@@ -33,8 +33,9 @@ MAX_PIECES = 8192
 """Most packets of one message. Receivers can hold that many, and guards do not treat them as a flood."""
 
 AUTO_GUARDS = GuardSettings(distance=1.0, outlier=None)
-"""The default bounds of peers that decide by themselves what they share. With `distance = 0.5` a swarm of two
-tasks refused honest transfers until it had parted, and with `outlier = 3` afterwards too."""
+"""The default bounds of peers that decide by themselves what they share. In a swarm with two tasks, peers
+refused honest transfers with `distance = 0.5` until the tasks had their own models, with `outlier = 3` even
+then."""
 
 TrustMode = Literal["none", "swarm"]
 """none: every client of the broker is trusted, and can read everything. swarm: only peers that the
@@ -56,7 +57,7 @@ class ScheduleSettings(SettingsTable):
     again. A peer with a number, in a swarm with others that learn for ever, stays and averages when its
     rounds are over, until it is told to leave."""
     every: Count = 1
-    """How many times `local_samples` samples are trained in a round."""
+    """How many times a peer trains on `local_samples` samples in a round."""
     test_every: Count = 1
     """Rounds from one test to the next; the last round is always tested. Raise it when testing takes longer
     than training."""
@@ -67,9 +68,9 @@ class ScheduleSettings(SettingsTable):
     """The fraction of peers that measure what they gain by taking part: each of them also trains a lone twin,
     a second network with the same starting values, samples and settings that is never averaged. So 0.1 makes
     the swarm train a tenth more, and a peer with a twin twice as much. At least one peer of a config has a
-    twin, chosen by the seed; a device without a config draws by a hash of the swarm's name and its own. Raise
-    it for a narrower interval: it takes two peers, and from about four on it is narrow enough to be of use
-    (of 16 peers on the digits, a width of 0.61 with two twins, 0.16 with four). 0 measures nothing."""
+    twin, chosen by the seed; for a device without a config, a hash of the swarm's name and its own decides.
+    Raise it for a narrower confidence interval of the gain, which needs two twins or more (of 16 peers on the
+    digits, its width is 0.61 with two twins, 0.16 with four). 0 measures nothing."""
 
     callbacks: Names = ()
     """Functions of yours, `my_module:make`, that return a `gossamer.models.Callback`: an object that is
@@ -145,7 +146,7 @@ class LifecycleSettings(SettingsTable):
     """async: seconds after which a peer stops settling even without agreement; time in which an online
     neighbour still trains does not count. Raise it on slow connections and busy machines."""
     leave_timeout: Positive = 15.0
-    """Seconds for a leaving peer to hand over its mass and publish its goodbye; then it leaves anyway."""
+    """Seconds for a leaving peer to hand over its mass and publish its goodbye; then it ends anyway."""
     checkpoint: bool = True
     """Whether peers write checkpoints, from which they continue after a crash. Without them a crash loses the
     mass that the peer held."""
@@ -159,7 +160,7 @@ class LifecycleSettings(SettingsTable):
     and at the end. Other programs, and `gossamer predict`, may read them at any time. Lower it if they need
     newer values."""
     tick: Positive = 0.05
-    """Seconds from one check for due repetitions and recalls of transfers to the next, if nothing arrives."""
+    """Seconds between two checks whether transfers must be repeated or recalled, if nothing arrives."""
 
     @property
     def full_lease(self) -> float:
@@ -207,7 +208,7 @@ class ProtectionSettings(SettingsTable):
     `trust.guards` has all keys. If left out: the default bounds with trust (but not with `private`, whose
     masks look like attacks), and none without trust; "off" for none. With `sharing = "auto"` the default is
     wider, a `distance` of 1 and no `outlier`: peers with different tasks would refuse each other before
-    they part."""
+    they have separate models."""
     private: Mapping[str, float] = {}
     """Lockstep modes with trust: partial models whose values are masked while they are averaged, and the
     masks' scale, a power of two well above the values: `{global = 64.0}`. Raise `exchanges` with it."""
@@ -346,11 +347,11 @@ class Settings(DeviceSettings, ProtectionSettings, CredentialSettings):
     def contradiction(self) -> str | None:
         """Return which of these settings exclude each other, and what to do about it; None if none do."""
         private, compress = bool(self.private), self.compress is not None
-        auto, counts = self.sharing == "auto", self.prior == "auto"
+        auto, averages_counts = self.sharing == "auto", self.prior == "auto"
         lockstep, steady = not self.paced, self.mode == "steady"
         robust = self.robust != "none"
         needed = needed_neighbours(self.hostile) if steady else 0
-        before, masks = "a network that was trained before", "private averaging"
+        trained, masking = "a network that was trained before", "private averaging"
         reasons = {
             f"robust: it is for the modes rounds and server, not for {self.mode}; leave it out":
                 robust and not lockstep,
@@ -358,8 +359,8 @@ class Settings(DeviceSettings, ProtectionSettings, CredentialSettings):
                 robust and (compress or private or self.weights == "samples"),
             "robust: one hostile member could decide what all share; leave sharing out":
                 robust and auto,
-            "robust: class counts are averaged with weight; use prior own":
-                robust and counts,
+            'robust: class counts are averaged with weight; use prior = "own"':
+                robust and averages_counts,
             "steady mode: a compressor's error stays with weight, and values have none; leave compress out":
                 steady and compress,
             "steady mode: neighbours judge values by the last ones that they saw; leave drift out":
@@ -368,8 +369,8 @@ class Settings(DeviceSettings, ProtectionSettings, CredentialSettings):
                 steady and auto,
             "steady mode: cells are matched by averages with weight; leave matching and trained out":
                 steady and (bool(self.matching) or self.trained),
-            "steady mode: class counts are averaged with weight; use prior own":
-                steady and counts,
+            'steady mode: class counts are averaged with weight; use prior = "own"':
+                steady and averages_counts,
             "steady mode: neighbours change before they are known well enough to be judged; leave turns out":
                 steady and bool(self.turns),
             "steady mode: on a directed graph a peer cannot choose whom it listens to; leave sources out":
@@ -379,21 +380,21 @@ class Settings(DeviceSettings, ProtectionSettings, CredentialSettings):
             f"{len(self.neighbours or ())}; lower hostile, or name more neighbours":
                 steady and self.hostile != "auto" and self.neighbours is not None
                 and len(self.neighbours) < needed,
-            f"{before}: its values would be sent without noise; leave out dp, or start untrained":
+            f"{trained}: its values would be sent without noise; leave out dp, or start untrained":
                 self.trained and self.dp is not None,
-            f"{before}: its cells are matched when it joins, and no peer joins midway in {self.mode} mode; "
+            f"{trained}: its cells are matched when it joins, and no peer joins midway in {self.mode} mode; "
             "use async mode":
                 self.trained and bool(self.matching) and lockstep,
             "gain: a lone twin trains without the noise of dp, and its accuracy is published; leave out "
             "one of them":
                 self.gain > 0 and self.dp is not None,
-            f'{masks}: masks need secrets between peers; set trust = "swarm"':
+            f'{masking}: masks need secrets between peers; set trust = "swarm"':
                 private and self.trust != "swarm",
-            f"{masks}: it works in rounds, which async mode has not; use mode rounds or server":
+            f"{masking}: it works in rounds, which async mode has not; use mode rounds or server":
                 private and not lockstep,
-            f"{masks}: float16 cannot carry masks; use dtype float32 or float64":
+            f"{masking}: float16 cannot carry masks; use dtype float32 or float64":
                 private and self.dtype == "float16",
-            f'{masks}: guards would reject masked values as attacks; set guards = "off"':
+            f'{masking}: guards would reject masked values as attacks; set guards = "off"':
                 private and self.bounds is not None,
             f"compress = {self.compress!r} and dtype = {self.dtype!r} exclude each other: leave dtype out, "
             "the compressor determines how values are encoded":
@@ -408,11 +409,11 @@ class Settings(DeviceSettings, ProtectionSettings, CredentialSettings):
             'sharing = "auto": what peers measure would be sent without noise; leave dp out':
                 auto and self.dp is not None,
             'prior = "auto": compressors distort class counts; leave compress out, or use prior = "own"':
-                counts and compress,
+                averages_counts and compress,
             'prior = "auto": invitations and guards do not know class counts; use prior = "own"':
-                counts and (self.trust == "swarm" or self.bounds is not None),
+                averages_counts and (self.trust == "swarm" or self.bounds is not None),
             'prior = "auto": class counts would be sent without noise; leave dp out, or use prior = "own"':
-                counts and self.dp is not None,
+                averages_counts and self.dp is not None,
             "compress: masked values look like random noise, which cannot be compressed; leave compress out, "
             "or private":
                 compress and private,

@@ -3,7 +3,7 @@
 What peers measure is one more vector that gossip averages, beside the partial models: its name begins with
 `statistics`. A plan is on the card of the peer that made it, so with trust it has its maker's signature. The
 cards of others say whose plan they follow. Of the online peers that follow a plan, the first in order (see
-`presence.in_order`) makes the next; all others follow the newest one. If the peer that made the plan is not
+`presence.name_order`) makes the next; all others follow the newest one. If the peer that made the plan is not
 online, the first of the others announces the same plan as its own, so that newcomers find it, and goes on
 with it. When peers do not agree on who is online, two may make plans of one version: the plan of the first in
 order replaces the other.
@@ -66,7 +66,7 @@ from ..models.sharing import (
     untrained_text,
 )
 from .exits import PeerError
-from .presence import Online, first_of, in_order
+from .presence import Online, first_of, name_order
 from .settings import Settings
 from .store import MatchedStore, SwarmMean
 
@@ -354,14 +354,14 @@ class LiveSharing:
         """Add what was measured to the statistics, after a round of training."""
         if self._member is None or self._statistics is None:
             return
-        added = self._statistics.added
-        self._statistics.add(gossiper, self._member.before_averaging(training, added))
+        previous = self._statistics.contribution
+        self._statistics.contribute(gossiper, self._member.before_averaging(training, previous))
         means = self._group_means
         if self._groups is not None and means is not None:
             if not len(self._values_when_sent):
                 self._values_when_sent = self._values()
-            if not means.has_own:
-                means.add(gossiper, self._groups.pack(self._name, self._values_when_sent))
+            if means.contribution is None:
+                means.contribute(gossiper, self._groups.pack(self._name, self._values_when_sent))
         self._round_is_open = True
 
     def _values(self) -> np.ndarray:
@@ -408,7 +408,9 @@ class LiveSharing:
         online: by name, what is known of the other peers that are online.
         """
         mean = self._statistics
-        if self._member is not None and self._round_is_open and mean is not None and mean.has_own:
+        if mean is not None and mean.contribution is None:
+            mean = None  # this peer has no part in it yet
+        if self._member is not None and self._round_is_open and mean is not None:
             self._member.after_averaging(mean.value, complete=self._is_complete(mean.value, online))
             self._try_groups()
         self._round_is_open = False
@@ -431,7 +433,7 @@ class LiveSharing:
             return
         # In async mode a plan ends as soon as all measurements have arrived; in lockstep at a fixed round.
         ends_early = plan.deciding and not self._lockstep
-        if mean is None or not mean.has_own or (round_number < plan.until and not ends_early):
+        if mean is None or (round_number < plan.until and not ends_early):
             return
         statistics = Statistics(plan.layout, mean.value, spread=plan.spread)
         if self._planner is None:
@@ -482,7 +484,7 @@ class LiveSharing:
         for name in assignment.peers if plan.chosen is None else ():
             if (example := preferred.get(name)) in assignment.peers and example != name:
                 assignment = assignment.joined(name, example)
-        new = sorted(preferred.keys() - {*assignment.peers}, key=in_order)
+        new = sorted(preferred.keys() - {*assignment.peers}, key=name_order)
         assignment = assignment.with_peers(new)
         for name in new:
             assignment = self._with_models_by_hand(assignment, name, plan.memory.get("moved", ()))
@@ -574,7 +576,7 @@ class LiveSharing:
 
         Raises PeerError if no plan can be made beside the partial models that peers were given.
         """
-        peers = sorted([*others, self._name], key=in_order)
+        peers = sorted([*others, self._name], key=name_order)
         assignment = Assignment.shared(self._anatomy, peers)
         if self._given:
             try:
@@ -635,4 +637,4 @@ def _replaces(version: int, by: str, other_version: int, other_by: str) -> bool:
     """Return whether a plan replaces another: it is newer, or as new and its maker is earlier in order."""
     if version != other_version:
         return version > other_version
-    return in_order(by) < in_order(other_by)
+    return name_order(by) < name_order(other_by)

@@ -50,6 +50,12 @@ class BrokerAddress(MqttOptions):
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(**{"url": url, **options})
 
+    @property
+    def tls_files(self) -> TlsFiles:
+        """The certificate files, of which any may be missing."""
+        files = (self.ca, self.certificate, self.key)
+        return TlsFiles(*(None if file is None else Path(file) for file in files))
+
     def with_defaults(self, link: LinkSettings) -> BrokerAddress:
         """Return a copy with the settings that were set explicitly in `link` but not in this object."""
         from_link = link.model_fields_set & LinkSettings.model_fields.keys()
@@ -81,18 +87,11 @@ def mqtt_transport(
     name: str | None = None,
 ) -> MqttTransport:
     """Return a transport to this broker, not connected yet; see MqttTransport."""
-    tls = None
-    if broker.ca or broker.certificate:
-        tls = TlsFiles(_path(broker.ca), _path(broker.certificate), _path(broker.key))
     return MqttTransport(
-        broker.url, client_id, password=broker.password,
-        will=will, tls=tls, options=broker, on_connect=on_connect, echo=echo,
-        name=name,
+        broker.url, client_id, password=broker.password, will=will,
+        tls=broker.tls_files if broker.ca or broker.certificate else None,
+        options=broker, on_connect=on_connect, echo=echo, name=name,
     )  # fmt: skip
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
 
 
 WITH_PARENT = "--with-parent"

@@ -1,8 +1,8 @@
 """A sliced network for gossip: one flat vector per partial model, its schema, and how far vectors agree.
 
-Beside them stand vectors of measured values, whose means over all peers gossip finds like those of partial
-models; and the network for others to use while the peer learns: a copy that answers, and a file. Both are
-brought up to date between two rounds, by the thread that trains.
+Also vectors of measured values, which are averaged over all peers like partial models; and the network for
+others to use while the peer learns: a copy in memory that computes outputs, and a file. The thread that
+trains brings both up to date between two rounds.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class MatchedStore(NetworkStore):
     """The vectors of one peer, with matching of cells: see settings.Matching.
 
     While `is_staging`, received vectors are kept beside the network instead of written into it. Models that
-    are fused have a *common width*: peers of different widths average vectors that have room for all cells.
+    are fused have a *common width*: their vectors have room for the cells of peers of any width.
 
     matching: per partial model; models without matching are read from and written to the network.
     trained: whether the network keeps its values; else, in models of a common width, it starts from common
@@ -165,8 +165,8 @@ class MatchedStore(NetworkStore):
     def match_cells(self, learner: Learner) -> int:
         """Match the network's cells with the received vectors, and end staging.
 
-        Vectors then have the network's own values, in the neighbours' order of cells. Returns how many cells
-        were permuted, or, in models of a common width, how many got an index that was not in use.
+        The vectors then have the network's own values, in the neighbours' order of cells. Returns how many
+        cells were permuted, or, in models of a common width, got an index that was not in use.
         """
         received, self._staged = self._staged or {}, None
         moved = self._align(learner, received)
@@ -292,10 +292,10 @@ def _common_start(common: CommonWidth, fused: Mapping[str, Matching]) -> dict[st
     bounds = {model: common.slicing.layout(model) for model in common.models}
     widths = {m: Layout.slice(each.width) for m, each in fused.items() if each.width is not None}
     narrow = with_layouts(common.slicing, bounds | widths)
-    start, in_bound = CommonWidth(narrow, bounds | widths), CommonWidth(narrow, bounds)
+    at_width, at_bound = CommonWidth(narrow, bounds | widths), CommonWidth(narrow, bounds)
     return {
-        model: in_bound.embed(model, start.start(fused[model].seed, fused[model].start)[model])
-        for model in start.averaged_models
+        model: at_bound.embed(model, at_width.start(fused[model].seed, fused[model].start)[model])
+        for model in at_width.averaged_models
         if model in widths
     }
 
@@ -319,16 +319,16 @@ def _count_newly_used(common: CommonWidth, vectors: Mapping[str, Array]) -> int:
     )
 
 
-_RECENT = 4
+_RECENT_VALUES = 4
 """Number of received values per model that must be close to the peer's own for agreement."""
 
 
 class Agreement:
-    """Distances, per model, between the last few received values and the peer's own."""
+    """Relative distances, per model, between the last few received values and the peer's own."""
 
     def __init__(self, models: Iterable[str], store: Store) -> None:
         self._store = store
-        self._recent: dict[str, deque[float]] = {v: deque(maxlen=_RECENT) for v in models}
+        self._recent: dict[str, deque[float]] = {m: deque(maxlen=_RECENT_VALUES) for m in models}
 
     def add(self, model: str, own: Array, received: Array) -> None:
         """Add the distance of a value that was credited from the peer's own value at that time."""
@@ -336,7 +336,7 @@ class Agreement:
             self._recent[model].append(_distance(own, received))
 
     def values(self) -> dict[str, Array]:
-        """Return copies of the peer's current values, for `reset_changed`."""
+        """Return copies of the peer's current values, per model, for `reset_changed`."""
         return {model: np.array(self._store.read(model)) for model in self._recent}
 
     def reset_changed(self, before: dict[str, Array], tolerance: float) -> None:
@@ -363,7 +363,7 @@ class Agreement:
         return (
             not gossiper.stranded_transfers()
             and all(
-                len(self._recent[model]) == _RECENT and max(self._recent[model]) <= tolerance
+                len(self._recent[model]) == _RECENT_VALUES and max(self._recent[model]) <= tolerance
                 for model in gossiper.models
                 if model in self._recent and gossiper.neighbours(model)
             )
@@ -383,57 +383,48 @@ def _distance(own: Array, other: Array) -> float:
 class SwarmMean:
     """The mean over peers of a vector that each of them may change from time to time.
 
-    It is averaged under its own name, as one of the store's `extra` vectors. A peer adds what has changed in
-    its own vector to its estimate of the mean, so gossip need not begin anew. Every peer counts once,
-    whatever its weight is.
+    It is averaged under its own name, as one of the store's `extra` vectors. A peer whose vector changes adds
+    the difference to its estimate of the mean, so gossip need not begin anew. Every peer's vector counts
+    once, whatever the peer's weight is.
     """
 
     def __init__(self, store: NetworkStore, name: str, size: int):
         self._store, self.name = store, name
-        self._added: Array | None = None
+        self.contribution: Array | None = None
+        """This peer's own vector as it is part of the mean; None before `contribute` has added one."""
         store.extra[name] = np.zeros(size, np.float32)
-
-    @property
-    def has_own(self) -> bool:
-        """Whether this peer's own vector is part of the mean."""
-        return self._added is not None
-
-    @property
-    def added(self) -> Array | None:
-        """This peer's own vector as it is part of the mean; None before the first."""
-        return self._added
 
     @property
     def value(self) -> Array:
         """The mean as this peer knows it."""
         return self._store.extra[self.name]
 
-    def add(self, gossiper: Gossiper, own: Array) -> None:
-        """Replace this peer's own vector; nothing changes while it holds no weight."""
+    def contribute(self, gossiper: Gossiper, own: Array) -> None:
+        """Make a vector this peer's part of the mean; has no effect while the peer holds no weight."""
         weight = gossiper.weight(self.name)
         if weight:
-            change = own if self._added is None else own - self._added
+            change = own if self.contribution is None else own - self.contribution
             # The estimate is sum / weight, and a peer's share of the sum is its vector times ONE.
             self._store.extra[self.name] = self.value + (change * (ONE / weight)).astype(np.float32)
-            self._added = own
+            self.contribution = own
 
     def reset(self) -> None:
         """Begin anew, without weight."""
         self._store.extra[self.name] = np.zeros_like(self.value)
-        self._added = None
+        self.contribution = None
 
     def remove(self) -> None:
-        """Average it no longer."""
+        """Average the vector no longer."""
         del self._store.extra[self.name]
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what a restart needs."""
-        return {"value": self.value, "added": self._added}
+        """Return what a restarted process needs; the keys are part of the checkpoint's format."""
+        return {"value": self.value, "added": self.contribution}
 
     def restore(self, data: dict[str, Any]) -> None:
         """Continue from a snapshot."""
         self._store.extra[self.name] = np.array(data["value"])
-        self._added = None if data["added"] is None else np.array(data["added"])
+        self.contribution = None if data["added"] is None else np.array(data["added"])
 
 
 # --- the network for others to use ---------------------------------------------------------------
@@ -487,7 +478,7 @@ class About:
     format: str = NETWORK_FORMAT
 
 
-SHORTER_PAUSES = 32.0
+FIRST_PAUSE_DIVISOR = 32.0
 """Divides the first pause between two writings of a network; half as much divides the next one, and so on."""
 
 
@@ -504,37 +495,37 @@ class NetworkFile:
     entry: str | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     _next_at: float = field(default=-inf, init=False)
-    _shorter: float = field(default=SHORTER_PAUSES, init=False)
-    _fails: bool = field(default=False, init=False)
+    _pause_divisor: float = field(default=FIRST_PAUSE_DIVISOR, init=False)
+    _is_failing: bool = field(default=False, init=False)
 
     def write_if_due(
-        self, network: SlicedNetwork, now: float, wall: float, *, is_due: bool = False, **about: Any
+        self, network: SlicedNetwork, now: float, wall: float, *, force: bool = False, **about: Any
     ) -> None:
         """Write the files if the last time is long enough ago; log the first of several failures.
 
-        now: by the monotonic clock. wall: by the wall clock. is_due: write in any case. about: other fields
-        of About.
+        now: by the monotonic clock. wall: by the wall clock. force: write in any case. about: other fields of
+        About.
         """
-        if now < self._next_at and not is_due:
+        if now < self._next_at and not force:
             return
-        self._next_at = now + self.pause / self._shorter
-        self._shorter = max(1.0, self._shorter / 2.0)
+        self._next_at = now + self.pause / self._pause_divisor
+        self._pause_divisor = max(1.0, self._pause_divisor / 2.0)
         try:
             self.write(network, wall, **about)
         except (OSError, SafetensorError) as error:
-            if not self._fails:
+            if not self._is_failing:
                 _log.warning(
                     "peer %s: its network cannot be written to %s: %s; it is tried again every %g s",
                     network.peer, self.path, getattr(error, "strerror", None) or error, self.pause,
                 )  # fmt: skip
-            self._fails = True
+            self._is_failing = True
         else:
-            self._fails = False
+            self._is_failing = False
 
     def write(self, network: SlicedNetwork, wall: float, **about: Any) -> None:
         """Write both files; raises OSError or SafetensorError."""
         accuracy = about.pop("accuracy")
-        notes = json.dumps(
+        about_text = json.dumps(
             asdict(
                 About(
                     accuracy=accuracy if isfinite(accuracy) else None,
@@ -544,9 +535,9 @@ class NetworkFile:
                 )
             )
         )  # fmt: skip
-        with atomic_path(self.path) as part:
-            network.save(part, about=notes)
-        write_atomically(about_path(self.path), notes + "\n")
+        with atomic_path(self.path) as temporary:
+            network.save(temporary, about=about_text)
+        write_atomically(about_path(self.path), about_text + "\n")
 
 
 def about_path(network: Path) -> Path:
@@ -558,12 +549,12 @@ def read_about(network: Path) -> dict[str, Any]:
     """Return what a network's file says of itself, by the fields of About; PeerError if it says nothing."""
     try:
         with safe_open(network, framework="pt") as file:
-            notes = json.loads((file.metadata() or {})["about"])
-        if notes["format"] != NETWORK_FORMAT:
+            about = json.loads((file.metadata() or {})["about"])
+        if about["format"] != NETWORK_FORMAT:
             raise PeerError(
-                f"{network}: was written by another version of gossamer ({notes['version']})"
+                f"{network}: was written by another version of gossamer ({about['version']})"
             )
-        return notes
+        return about
     except FileNotFoundError:
         raise PeerError(f"{network}: cannot be read: there is no such file") from None
     except OSError as error:

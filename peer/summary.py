@@ -1,8 +1,8 @@
-"""What a peer tells of itself to observers: metrics records, and summaries. No IO.
+"""What a peer tells observers of itself: metrics records, and summaries. No IO.
 
 Peers publish their metrics as records (`Link.publish_record`), which are not signed. `read_record` validates
-what is received: a record that it returns has all required fields, each of the right type; code that shows,
-counts or stores it need not check it again.
+what is received: a record that it returns has all required fields, each of the right type, so that no other
+code need check it again.
 
 A peer's *summary*, one retained message, says more than its status: its round, its metrics, what it holds of
 every partial model, its neighbours, its traffic, and what has happened to it lately. It has a topic of its
@@ -44,10 +44,10 @@ MAX_RECORD_DEPTH: Final = 3
 
 
 def read_record(topic: str, payload: bytes, labels: Collection[str]) -> Record | None:
-    """Return the record in a payload, or None if it is not valid or from a peer that is not awaited.
+    """Return the record in a payload, or None if it is not valid or not from one of these peers.
 
     topic: the topic that it was published on, which must belong to the peer that the record names.
-    labels: the labels of the peers whose records are awaited (see `label`).
+    labels: the labels of the peers whose records are wanted (see `label`).
     """
     if len(payload) > MAX_RECORD_BYTES:
         return None
@@ -83,9 +83,9 @@ def label(peer: str) -> str:
 def _is_plain(value: Any, depth: int) -> bool:
     """Return whether a value is text, a number or None, or nests such values at most `depth` deep."""
     if isinstance(value, dict):
-        return depth > 0 and all(_is_plain(each, depth - 1) for each in value.values())
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in value.values())
     if isinstance(value, list):
-        return depth > 0 and all(_is_plain(each, depth - 1) for each in value)
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
     return value is None or isinstance(value, str) or _is_number(value)
 
 
@@ -119,20 +119,22 @@ class _RecordSchema(BaseModel, strict=True):
     neighbours: _Counter
     """The peers that are online, also those that this peer does not push to."""
     accuracy: float = nan
-    """The result of the peer's last test, as is `loss`."""
+    """The accuracy in the peer's last test."""
     own_accuracy: float = nan
     """The accuracy of a network that was trained before it joined, before it received anything."""
     loss: float = nan
+    """The loss in the peer's last test."""
     metrics: dict[_Name, float] = {}
     """The named metrics of the peer's last test."""
     training_loss: float = nan
     alone_accuracy: float = nan
-    """The test result of the peer's lone twin, as is `alone_loss`: a copy that trains without the others."""
+    """The accuracy of the peer's lone twin in the last test."""
     alone_loss: float = nan
+    """The loss of the peer's lone twin in the last test."""
 
 
 FORMAT = 1
-"""The format of summaries, which each of them states."""
+"""The format of summaries, which is a field of each."""
 MAX_SUMMARY_BYTES = 16 << 10
 """Bytes of the longest summary. What does not fit is left out: see `Summary.encode`."""
 MAX_EVENTS = 16
@@ -140,14 +142,14 @@ MAX_EVENTS = 16
 MAX_NAMES = 64
 """Most neighbours, and most refused peers, that a summary names."""
 MIN_METRICS = 8
-"""Metrics that a summary keeps, however long it is."""
+"""Number of metrics that a summary keeps, even if it is too long."""
 MAX_TEXT = 200
 """Most characters of a reason or of an event's text."""
 
 Name = Annotated[str, AfterValidator(partial(check_name, "peer, model or metric"))]
 Word = Annotated[str, Field(max_length=32, pattern=r"^[a-z_-]*$")]
 METRICS = ("accuracy", "loss", "training_loss", "alone_accuracy", "alone_loss")
-"""Metrics that all learners have, or all with a lone twin."""
+"""Names of the metrics of all learners, and of those with a lone twin."""
 Metric = Annotated[float, Field(allow_inf_nan=False)] | None
 """A number; None if it is NaN or infinite, which JSON cannot express."""
 
@@ -158,8 +160,9 @@ class PeerEvent:
 
     kind: "founded", "counted" (its weight began to count in a model), "aligned" and "fused" (the same, after
         the cells of its trained network were matched with those of others), "decided" (it has decided for
-        the swarm what is shared), "refused" (it refuses another peer), "banned" (its settings do),
-        "diverged", "restarted" (its process continues an interrupted session), "rejoined" (in a new session).
+        the swarm what is shared), "refused" (another peer's models or settings do not match), "banned" (its
+        settings ban another peer), "diverged", "restarted" (its process continues an interrupted session),
+        "rejoined" (in a new session).
     peer: the other peer, if one is concerned.
     """
 
@@ -297,6 +300,7 @@ class Summary:
 
 
 def _first(table: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return the first entries of a mapping."""
     return dict(list(table.items())[:count])
 
 
@@ -367,7 +371,7 @@ SENSORS: Final[dict[str, dict[str, Any]]] = {
     "accuracy": {"name": "Accuracy", "state_class": "measurement", "unit_of_measurement": "%",
                  "suggested_display_precision": 1, "icon": "mdi:bullseye-arrow"},
 }  # fmt: skip
-"""The sensors of a peer, with what is particular to each."""
+"""The sensors of a peer, with the fields of their discovery records in which they differ."""
 
 
 def node_of(swarm: str, peer: str) -> str:
@@ -376,14 +380,14 @@ def node_of(swarm: str, peer: str) -> str:
 
 
 def discovery_topics(swarm: str, peer: str) -> dict[str, str]:
-    """Return the topic of each sensor's record."""
+    """Return the topic of each sensor's discovery record, by the sensor's name."""
     node = node_of(swarm, peer)
     return {sensor: f"{DISCOVERY_PREFIX}/sensor/{node}/{sensor}/config" for sensor in SENSORS}
 
 
 def discovery_records(swarm: str, peer: str, lease: float) -> dict[str, bytes]:
-    """Return the records that make a peer appear, by their topics; to be published retained."""
-    node, topic = node_of(swarm, peer), topics.state(swarm, peer)
+    """Return the records that make a peer appear in Home Assistant, by topic; to be published retained."""
+    node, state_topic = node_of(swarm, peer), topics.state(swarm, peer)
     device = {
         "identifiers": [node],
         "name": f"{peer} ({swarm})",
@@ -392,8 +396,8 @@ def discovery_records(swarm: str, peer: str, lease: float) -> dict[str, bytes]:
         "sw_version": __version__,
     }
     shared = {
-        "state_topic": topic,
-        "availability_topic": topic,
+        "state_topic": state_topic,
+        "availability_topic": state_topic,
         "availability_template": "{{ value_json.availability }}",
         "payload_available": "online",
         "payload_not_available": "offline",
@@ -402,9 +406,9 @@ def discovery_records(swarm: str, peer: str, lease: float) -> dict[str, bytes]:
         "origin": {"name": "gossamer", "sw_version": __version__},
     }
     records = {}
-    for sensor, where in discovery_topics(swarm, peer).items():
-        own = {"unique_id": f"{node}_{sensor}", "value_template": f"{{{{ value_json.{sensor} }}}}"}
-        records[where] = json.dumps({**SENSORS[sensor], **own, **shared}).encode()
+    for sensor, topic in discovery_topics(swarm, peer).items():
+        ids = {"unique_id": f"{node}_{sensor}", "value_template": f"{{{{ value_json.{sensor} }}}}"}
+        records[topic] = json.dumps({**SENSORS[sensor], **ids, **shared}).encode()
     return records
 
 

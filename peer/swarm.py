@@ -126,6 +126,7 @@ class LocalSwarm:
             raise self._failure
 
     def _groups(self) -> list[Sequence[PeerSpec]]:
+        """Return the peers of each process, by its index."""
         size = self.spec.per_process
         peers = self.spec.peers
         return [peers[first : first + size] for first in range(0, len(peers), size)]
@@ -139,7 +140,7 @@ class LocalSwarm:
             if attempt and not all(peer.settings.checkpoint for peer in peers):
                 # Without checkpoints the crashed session cannot continue: the new process replaces it.
                 peers = [replace(p, settings=p.settings.updated(replace=True)) for p in peers]
-            with _writing(path):
+            with _write_errors(path):
                 ProcessSpec(self.spec.broker, str(folder), list(peers)).write(path)
             code, last_line = await self._run_once(index, path)
             if code == ExitCode.FINISHED or self._stopping.is_set():
@@ -190,13 +191,14 @@ class LocalSwarm:
                     await transport.publish(topic, notice, retain=True)
         except (TimeoutError, TransportError, TrustError) as error:
             _log.warning(
-                "could not declare %s dead: %s", sessions, error or "no answer of the broker"
-            )
+                "could not declare these peers dead (others wait for their leases): %s: %s",
+                ", ".join(peer for peer, _ in sessions), str(error) or "the broker does not answer",
+            )  # fmt: skip
 
     async def _run_once(self, index: int, path: Path) -> tuple[int, str]:
         """Run one process with this spec file; return its exit code and the last error line of its log."""
         log = path.with_suffix(".log")
-        with _writing(log):
+        with _write_errors(log):
             output = log.open("ab")
         with output:
             process = await asyncio.create_subprocess_exec(
@@ -255,8 +257,8 @@ class LocalSwarm:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turn a file that cannot be written into a PeerError."""
+def _write_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a PeerError that names the file that could not be written."""
     try:
         yield
     except OSError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -127,14 +127,14 @@ class Privacy:
     # --- differential privacy -------------------------------------------------------------------
 
     def values_before_training(self, network: SlicedNetwork) -> dict[str, Any]:
-        """Return a copy of each partial model's values; empty without differential privacy."""
+        """Return a copy of each partial model's values, for `release`; empty without differential privacy."""
         if self._releases is None:
             return {}
         shared = [model for model in network.averaged_models if model != self._local_model]
         return {model: network.read(model).cpu().numpy().copy() for model in shared}
 
     def release(self, network: SlicedNetwork, before: dict[str, Any]) -> None:
-        """Replace the trained values by the old ones plus a clipped and noisy update."""
+        """Replace the trained values by those before training plus the clipped, noisy change."""
         for model, old in before.items():
             assert self._releases is not None
             try:
@@ -156,13 +156,13 @@ class Privacy:
             secret = security.keyring.mask_secret
             self._rounds = enter_round(gossiper, number, secret, self._plans)
 
-    def credited(self, sender: str, model: str) -> None:
-        """Note that a neighbour's masked mass was credited."""
+    def note_credited(self, sender: str, model: str) -> None:
+        """Note that a neighbour's masked mass was credited in this round."""
         if model in self._plans:
             self._credited.add((sender, model))
 
     def remove_masks(self, gossiper: Gossiper, peer: str) -> None:
-        """Remove the masks shared with a neighbour that has left, in models without a transfer from it."""
+        """Remove the masks shared with a neighbour that has left, unless its own masked mass was credited."""
         masked = {m: r for m, r in self._rounds.items() if peer in r.secrets}
         removable = {m: r for m, r in masked.items() if (peer, m) not in self._credited}
         leave_round(gossiper, removable, peer)
@@ -212,15 +212,15 @@ class Compression:
         sizes: Mapping[str, int],
         exact: Collection[str] = (),
     ) -> None:
-        """Compress these partial models from now on; PeerError if none of the first ones can be.
+        """Compress these partial models from now on; PeerError if at the first call none can be compressed.
 
         entries: per partial model, its parameters; see schema_entries. sizes: its number of values.
-        exact: models of which every push is made, at full precision.
+        exact: models that are pushed every time, at full precision.
         """
         shapes = _shapes(entries, sizes)
         if self.links.pipeline is not None and shapes and not self._is_checked:
             with peer_errors(self._name):
-                _require_one_fit(self.links.pipeline.check_shapes, shapes)
+                _require_any_compressible(self.links.pipeline.check_shapes, shapes)
         self._is_checked = True
         self.links.set_models(shapes, exact)
 
@@ -229,8 +229,8 @@ class Compression:
         bound = self._settings.drift
         return None if bound is None else Drift(bound, self.links.traffic, self.links.is_exact)
 
-    def sent(self, message: Message, buffers: Sequence[Buffer]) -> None:
-        """Count the bytes of a compressed message that is sent."""
+    def count_sent(self, message: Message, buffers: Sequence[Buffer]) -> None:
+        """Count the bytes of a message that is sent, if it is compressed."""
         if isinstance(message, Give) and message.packed is not None:
             size, packed = sum(len(buffer) for buffer in buffers), message.packed
             uncompressed = size - packed.nbytes + 4 * packed.length  # as float32
@@ -239,8 +239,8 @@ class Compression:
     def report(self) -> dict[str, dict[str, float]]:
         """Return the counters of each model that was compressed or skipped, as JSON-friendly data."""
         return {
-            model: {**asdict(each), "mean_distortion": each.mean_distortion}
-            for model, each in self.links.traffic.items()
+            model: {**asdict(counters), "mean_distortion": counters.mean_distortion}
+            for model, counters in self.links.traffic.items()
         }
 
     def record(self) -> dict[str, Any]:
@@ -260,21 +260,23 @@ class Compression:
 def _shapes(
     entries: Mapping[str, Sequence[SchemaEntry]], sizes: Mapping[str, int]
 ) -> dict[str, Shapes]:
-    """Return the shapes of all models whose parameters' shapes add up to their number of values."""
-    shapes = {model: blocks(each) for model, each in entries.items()}
+    """Return the parameters' shapes of each model; leave out models with other values besides them."""
+    shapes = {model: blocks(model_entries) for model, model_entries in entries.items()}
     return {
-        model: each
-        for model, each in shapes.items()
-        if sum(math.prod(shape) for shape in each) == sizes[model]
+        model: model_shapes
+        for model, model_shapes in shapes.items()
+        if sum(map(math.prod, model_shapes)) == sizes[model]
     }
 
 
-def _require_one_fit(fit: Any, shapes: Mapping[str, Shapes]) -> None:
-    """Raise CompressError if a compressor fits none of the models: not all of them need to be compressed."""
+def _require_any_compressible(
+    check: Callable[[Shapes], object], shapes: Mapping[str, Shapes]
+) -> None:
+    """Raise CompressError if `check` raises it for every model: not all of them need to be compressible."""
     errors = []
-    for model, each in shapes.items():
+    for model, model_shapes in shapes.items():
         try:
-            fit(each)
+            check(model_shapes)
         except CompressError as error:
             errors.append(f"model {model!r}: {error}")
     if len(errors) == len(shapes):
@@ -287,7 +289,11 @@ WARN_AFTER_TRIES = 5
 
 @dataclass(slots=True)
 class _Tries:
-    """Attempts to send messages about one partial model to one neighbour since the last acknowledgement."""
+    """Attempts to send mass of one partial model to one neighbour since the last acknowledgement.
+
+    sequence: of the last transfer. sent: number of attempts. recalled: whether the last transfer was asked
+    back. warned: whether a warning was logged.
+    """
 
     sequence: int = 0
     sent: int = 0
@@ -325,6 +331,7 @@ class Dispatch:
         self._dtype: WireDtype = dtype
         self._compression = compression
         self._tries: dict[tuple[str, str], _Tries] = {}
+        """By receiver and partial model."""
         self.set_security(security)
 
     def set_security(self, security: SecurityLayer) -> None:
@@ -339,11 +346,10 @@ class Dispatch:
 
     def forget_peer(self, peer: str) -> None:
         """Forget the attempts to send to a peer that has left."""
-        for edge in [each for each in self._tries if each[0] == peer]:
-            del self._tries[edge]
+        self._tries = {key: tries for key, tries in self._tries.items() if key[0] != peer}
 
     def pack(self, messages: list[Message], session: str, max_packet: int) -> list[Outgoing]:
-        """Return the packets of all messages that can be sent now."""
+        """Return the packets, of at most `max_packet` bytes, of all messages that can be sent now."""
         overhead = self._security.overhead
         limit = max_packet - overhead
         if self._chunker is None or self._chunker.limit != limit:
@@ -352,9 +358,9 @@ class Dispatch:
         for message in messages:
             buffers = encode(message, self._schemas[message.model], self._dtype_of(message))
             total = sum(len(buffer) for buffer in buffers)
-            self._check(message.model, total, limit - HEADER_BYTES)
-            self._count(message, total, -(-total // (limit - HEADER_BYTES)))
-            self._compression.sent(message, buffers)
+            self._check_size(message.model, total, limit - HEADER_BYTES)
+            self._count_tries(message, total, -(-total // (limit - HEADER_BYTES)))
+            self._compression.count_sent(message, buffers)
             packets: Iterator[Payload] = self._chunker.split_views(buffers)
             if overhead:
                 sealed = self._seal(message, packets)
@@ -365,8 +371,8 @@ class Dispatch:
             outgoing.append(Outgoing(message.receiver, message.model, packets))
         return outgoing
 
-    def _check(self, model: str, total: int, body: int) -> None:
-        """Raise PeerError if a message is too long. body: bytes of a message in each of its packets."""
+    def _check_size(self, model: str, total: int, body: int) -> None:
+        """Raise PeerError if a message of so many bytes is too long. body: bytes of it in each packet."""
         if total > MAX_MESSAGE_BYTES:  # possible only in a wider dtype than usual: see `_dtype_of`
             raise PeerError(
                 f"peer {self._name}: model {model}: a message has {total} bytes, and {MAX_MESSAGE_BYTES} "
@@ -380,10 +386,11 @@ class Dispatch:
                 "the broker's packet limit (mosquitto: max_packet_size or message_size_limit)"
             )
 
-    def _count(self, message: Message, total: int, pieces: int) -> None:
-        """Count attempts to send large messages to a neighbour; warn once if it acknowledges none.
+    def _count_tries(self, message: Message, total: int, packets: int) -> None:
+        """Count attempts to send a message to a neighbour; warn once if it acknowledges no large one.
 
-        A new sequence number without a recall in between means that the last message was acknowledged.
+        total, packets: bytes of the message, and packets that it makes. A new sequence number without a
+        recall in between means that the last message was acknowledged.
         """
         if not isinstance(message, Give | Recall):
             return
@@ -395,14 +402,14 @@ class Dispatch:
             tries.sent, tries.warned = 0, False
         tries.sequence, tries.recalled = message.sequence, False
         tries.sent += 1
-        if tries.sent >= WARN_AFTER_TRIES and pieces > 1 and not tries.warned:
+        if tries.sent >= WARN_AFTER_TRIES and packets > 1 and not tries.warned:
             tries.warned = True
             _log.warning(
                 "peer %s: model %s: a message of %d bytes in %d packets was sent to %s %d times without an "
                 "acknowledgement in time: it may be busy, or packets get lost; use fewer and larger packets: "
                 "raise max_packet and the broker's packet limit (mosquitto: max_packet_size or "
                 "message_size_limit), or its max_queued_messages, or compress",
-                self._name, message.model, total, pieces, message.receiver, tries.sent,
+                self._name, message.model, total, packets, message.receiver, tries.sent,
             )  # fmt: skip
 
     def _dtype_of(self, message: Message) -> WireDtype:

@@ -1,4 +1,4 @@
-"""What a peer does by itself between two averagings: it trains, with what depends on its own samples.
+"""What a peer does by itself between two averagings: it takes new samples, trains, and measures its gain.
 
 New samples come from files in a folder or from the learner's own function. A log-prior follows from the
 peer's class counts and the totals of all peers; see models/prior.py. A lone twin trains beside the peer and
@@ -45,9 +45,9 @@ CLASS_COUNTS = "class-counts"
 
 
 class LivePrior:
-    """Sets a learner's log-prior: `own` at once, `auto` after every averaging. Used on the worker thread."""
+    """Sets a learner's log-prior, by its kind: `own` at once, `auto` after every averaging. On the worker."""
 
-    def __init__(self, name: str, learner: Learner, store: MatchedStore, how: Prior):
+    def __init__(self, name: str, learner: Learner, store: MatchedStore, kind: Prior):
         if type(learner) is not SgdLearner:
             raise PeerError(
                 f"peer {name}: a prior needs a learner with samples and a loss per sample (SgdLearner), not "
@@ -63,36 +63,36 @@ class LivePrior:
         self._learner = learner
         self._counts = torch.bincount(labels.flatten().cpu(), minlength=classes).numpy()
         self._mean: SwarmMean | None = None
-        if how == "auto":
+        if kind == "auto":
             self._mean = SwarmMean(store, CLASS_COUNTS, len(class_summary(self._counts)))
             return
         try:
-            priors = log_priors([self._counts], how)
+            priors = log_priors([self._counts], kind)
             learner.log_prior = None if priors is None else torch.from_numpy(priors[0])
         except ModelError as error:
             raise PeerError(f"peer {name}: {error}") from None
 
-    def trained(self, gossiper: Gossiper) -> None:
-        """Add this peer's counts to the totals."""
+    def after_training(self, gossiper: Gossiper) -> None:
+        """Add this peer's class counts to the totals of all peers."""
         if self._mean is not None:
-            self._mean.add(gossiper, class_summary(self._counts))
+            self._mean.contribute(gossiper, class_summary(self._counts))
 
-    def averaged(self, peers: int) -> None:
+    def after_averaging(self, peers: int) -> None:
         """Set the log-prior by the totals as this peer knows them; peers: how many there are."""
         mean = self._mean
-        if mean is None or not mean.has_own or not mean.value[0] > 0:
+        if mean is None or mean.contribution is None or not mean.value[0] > 0:
             return
         totals = mean.value.astype(float) * (peers / float(mean.value[0]))
         prior = auto_log_prior(self._counts, totals)
         self._learner.log_prior = None if prior is None else torch.from_numpy(prior)
 
     def reset(self) -> None:
-        """Begin anew, in a new session."""
+        """Forget the totals, for a new session."""
         if self._mean is not None:
             self._mean.reset()
 
     def snapshot(self) -> dict[str, Any] | None:
-        """Return what a restart needs."""
+        """Return what a restarted process needs; None without totals."""
         return None if self._mean is None else self._mean.snapshot()
 
     def restore(self, data: dict[str, Any] | None) -> None:
@@ -101,18 +101,18 @@ class LivePrior:
             self._mean.restore(data)
 
 
-ENDING = ".npz"
+SAMPLES_SUFFIX = ".npz"
 """How the names of files with samples end."""
 
 
 class SampleFolder:
     """Reads new .npz files with the arrays x and y; called between two rounds.
 
-    Only the names, times and sizes of the files that are in the folder are remembered, so memory does not
-    grow while old files are removed.
+    It remembers names, times and sizes only of the files that are in the folder, so its memory does not grow
+    if old files are removed.
 
-    peer: for log lines. add: receives inputs and labels of one file. window: the number of samples that are
-        of use: at the first call only the newest files with that many are read; None for all files.
+    peer: for log lines. add: called with the inputs and labels of each file. window: how many samples the
+        learner keeps: of many new files only the newest with that many samples are read; None for all.
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class SampleFolder:
 
     def __call__(self) -> None:
         """Add the samples of all files that are new or have changed, in the order of their times."""
-        files = self._list()
+        files = self._list_files()
         new = [name for name in files if self._seen.get(name) != files[name]]
         self._seen = files
         read: list[tuple[str, Tensor, Tensor]] = []
         count = 0
         for name in sorted(new, key=lambda name: (files[name], name), reverse=True):
             if self._window is not None and count >= self._window:
-                break  # the samples of older files would be forgotten at once
+                break  # the samples of older files would be dropped at once
             with self._file_errors(name):
                 inputs, labels = read_samples(self._folder / name)
                 read.append((name, inputs, labels))
@@ -143,7 +143,7 @@ class SampleFolder:
 
     @contextmanager
     def _file_errors(self, name: str) -> Iterator[None]:
-        """Log, in one line, that a file is left out."""
+        """Log an error in one line, instead of raising it: the file is left out."""
         try:
             yield
         except (GossamerError, OSError) as error:
@@ -152,15 +152,15 @@ class SampleFolder:
                 self._peer, self._folder / name, getattr(error, "strerror", None) or error,
             )  # fmt: skip
 
-    def _list(self) -> dict[str, tuple[int, int]]:
-        """Return time of change and size of every file with samples; those of the last call on an error."""
+    def _list_files(self) -> dict[str, tuple[int, int]]:
+        """Return time of change and size of every file with samples; on an error, those of the last call."""
         files = {}
         try:
             for path in self._folder.iterdir():
-                if path.suffix == ENDING and not path.name.startswith("."):
+                if path.suffix == SAMPLES_SUFFIX and not path.name.startswith("."):
                     with suppress(FileNotFoundError):  # removed or renamed since it was listed
-                        state = path.stat()
-                        files[path.name] = (state.st_mtime_ns, state.st_size)
+                        stat = path.stat()
+                        files[path.name] = (stat.st_mtime_ns, stat.st_size)
         except OSError as error:
             if not self._is_unreadable:
                 _log.warning(
@@ -174,7 +174,7 @@ class SampleFolder:
 
 
 def read_samples(path: Path) -> tuple[Tensor, Tensor]:
-    """Return the arrays x and y of an .npz file; PeerError says what is wrong with it."""
+    """Return the arrays x and y of an .npz file; OSError or PeerError say what is wrong with it."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             inputs, labels = (torch.from_numpy(np.ascontiguousarray(arrays[key])) for key in "xy")
@@ -188,14 +188,16 @@ def read_samples(path: Path) -> tuple[Tensor, Tensor]:
         )
         raise PeerError(f"{reason}: {error}") from None
     if not labels.ndim or len(inputs) != len(labels):
-        raise PeerError(f"{len(inputs)} inputs with labels of shape {tuple(labels.shape)}")
+        raise PeerError(
+            f"x has {len(inputs)} inputs and y has the shape {tuple(labels.shape)}: write one label per input"
+        )
     if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
         raise PeerError("some of its inputs are NaN or infinite")
     return inputs, labels
 
 
-def watch_folder(learner: Learner, settings: Settings, peer: str) -> None:
-    """Let a learner take new samples as the settings say; PeerError if it cannot."""
+def configure_samples(learner: Learner, settings: Settings, peer: str) -> None:
+    """Set how many samples a learner keeps, and the folder of new ones; PeerError if it takes none."""
     if not isinstance(learner, SampleTaker):
         key = "window" if settings.samples_folder is None else "samples_folder"
         raise PeerError(
@@ -217,7 +219,8 @@ def watch_folder(learner: Learner, settings: Settings, peer: str) -> None:
 class LocalTraining:
     """The samples, the log-prior and the lone twin of a peer's learner. Used on the worker thread.
 
-    Made before samples are held out for decisions about sharing: they count too, and the twin trains on them.
+    Made before samples are held out for decisions about sharing: the class counts include those samples, and
+    the twin trains on them.
     """
 
     def __init__(self, name: str, learner: Learner, store: MatchedStore, settings: Settings):
@@ -230,7 +233,7 @@ class LocalTraining:
         if draws_twin(settings.gain, settings.swarm, name):
             self._twin = LoneTwin(learner)
         if settings.samples_folder is not None or settings.window is not None:
-            watch_folder(learner, settings, name)
+            configure_samples(learner, settings, name)
         takes_samples = isinstance(learner, SampleTaker) and learner.data is not None
         if takes_samples and (self.has_twin or settings.sharing == "auto"):
             key = "gain" if self.has_twin else "sharing"
@@ -260,21 +263,21 @@ class LocalTraining:
                     self._name, type(error).__name__, error, self._sample_errors,
                 )  # fmt: skip
 
-    def trained(self, gossiper: Gossiper) -> None:
-        """Note that a round was trained, before it is averaged."""
+    def after_training(self, gossiper: Gossiper) -> None:
+        """Prepare what is averaged besides the network: the class counts for the log-prior."""
         if self._prior is not None:
-            self._prior.trained(gossiper)
+            self._prior.after_training(gossiper)
 
-    def averaged(self, peers: int) -> None:
-        """Note that a round was averaged; peers: how many there are."""
+    def after_averaging(self, peers: int) -> None:
+        """Set the log-prior for the next round; peers: how many there are."""
         if self._prior is not None:
-            self._prior.averaged(peers)
+            self._prior.after_averaging(peers)
 
     def train_twin(self, rounds: int) -> None:
-        """Train the lone twin, if there is one, for as many rounds as the peer.
+        """Train the lone twin, if there is one, until it has trained this number of rounds in all.
 
-        Called when the pushes after a round are sent, so that other peers need not wait for the twin. If a
-        crash comes between the two, the twin trains two rounds the next time.
+        Called after the pushes of a round are sent, so that other peers need not wait for the twin. If the
+        process crashes in between, the twin trains two rounds the next time.
         """
         if self._twin is not None:
             while self._twin.trainings < rounds:
@@ -288,12 +291,12 @@ class LocalTraining:
         return self._twin.gain()
 
     def reset(self) -> None:
-        """Begin anew, in a new session."""
+        """Forget what other peers have told in a former session: the totals of class counts."""
         if self._prior is not None:
             self._prior.reset()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what a restart needs, as entries of a checkpoint."""
+        """Return what a restarted process needs, as entries of its checkpoint."""
         prior = {} if self._prior is None else {"prior": self._prior.snapshot()}
         return prior if self._twin is None else {**prior, "twin": self._twin.state()}
 

@@ -193,7 +193,7 @@ def check_command(
     findings = asyncio.run(
         check_broker(address, swarm or f"check-{secrets.token_hex(4)}", name, console.warn)
     )
-    rows = [(each.what, each.result, each.verdict, each.setting) for each in findings]
+    rows = [(each.subject, each.result, each.verdict, each.setting) for each in findings]
     console.table(
         "What peers need of a broker", ["what", "found", "verdict", "what to change"], rows
     )

@@ -47,7 +47,7 @@ class Observation:
     metrics: the named metrics of the peer's learner.
     gain: accuracy minus that of a twin that learns alone.
     checked: how far its signature could be checked: "signed", "member" or "refused" (explained at
-        `peer.observer.Checked`); the empty string if peers do not sign in this swarm.
+        `peer.observer.Authenticity`); the empty string if peers do not sign in this swarm.
     """
 
     peer: str

@@ -91,7 +91,7 @@ class Broker:
 
     @property
     def url(self) -> str:
-        """The URL for clients on this machine (without user and password)."""
+        """The MQTT URL for clients on this machine (without user and password)."""
         return self._url(self._local_host())
 
     @property
@@ -134,7 +134,7 @@ class Broker:
         return f"{scheme}://{_bracketed(host)}:{self.websocket_port}/mqtt"
 
     def _local_host(self) -> str:
-        """Return the host with which clients on this machine connect."""
+        """Return the host to which clients on this machine connect."""
         return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(
             self.settings.host, self.settings.host
         )
@@ -165,9 +165,7 @@ class Broker:
         fixed_port = self.port
         for attempt in range(3):
             try:
-                free = free_port(
-                    self.settings.host
-                )  # called in any case, because it checks the host
+                free = free_port(self.settings.host)  # also checks that the host is of this machine
                 self.port = fixed_port or free
                 if self.settings.websocket_port == 0 and not self.websocket_port:
                     self.websocket_port = free_port(self.settings.host)
@@ -232,8 +230,10 @@ class Broker:
     def _launch(self) -> None:
         assert self._folder is not None
         for port in (self.port, self.websocket_port):
-            if port and not _bindable(self.settings.host, port):
-                raise BrokerError(f"{self.kind} cannot start: port {port} is in use by another")
+            if port and not _can_bind(self.settings.host, port):
+                raise BrokerError(
+                    f"{self.kind} cannot start: another program has port {port} in use"
+                )
         folder = Path(self._folder.name)
         command = broker_command(
             self.kind, self._program, self.settings, self.port, self.websocket_port, folder
@@ -256,7 +256,7 @@ class Broker:
                 lines = self.log()[start:].strip().splitlines()
                 tail = " | ".join(lines[-4:]) or f"no output, exit code {code}"
                 raise BrokerError(f"{self.kind} did not start on port {self.port}: {tail}")
-            if _accepts(self._local_host(), ports[0]):
+            if _accepts_connections(self._local_host(), ports[0]):
                 ports.pop(0)
             else:
                 time.sleep(0.02)
@@ -330,7 +330,7 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _bindable(host: str, port: int) -> bool:
+def _can_bind(host: str, port: int) -> bool:
     # Checked before the start: later, another server on the port would look like a broker that is ready.
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -341,7 +341,7 @@ def _bindable(host: str, port: int) -> bool:
     return True
 
 
-def _accepts(host: str, port: int) -> bool:
+def _accepts_connections(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=1.0).close()
     except OSError:
@@ -350,6 +350,7 @@ def _accepts(host: str, port: int) -> bool:
 
 
 def _version(program: str) -> str:
+    """Return the program's name, and its version if it tells it."""
     # mosquitto has no option for its version, but its help shows it; 2.0 exits with 3 after its help.
     option = "-h" if Path(program).stem == "mosquitto" else "-v"
     result = subprocess.run([program, option], capture_output=True, text=True, check=False)

@@ -34,7 +34,7 @@ AUTHORITY_DAYS = 3650
 ISSUED_DAYS = 730
 """Days for which an issued certificate is valid."""
 RENEWAL_DAYS = 365
-"""A broker that starts renews its certificate if it expires within so many days. So it may run for a year
+"""A broker that starts renews its certificate if it expires within so many days, so that it works for a year
 without a restart."""
 _AUTHORITY_NAME = "gossamer local swarm"
 _BACKDATE = timedelta(hours=1)  # clocks of small devices may be slow
@@ -79,14 +79,13 @@ class Authority:
         have expired.
         """
         folder = Path(folder)
-        files, server = (
-            CertificateFiles.in_folder(folder, "ca"),
-            CertificateFiles.in_folder(folder, "server"),
-        )
+        files = CertificateFiles.in_folder(folder, "ca")
         with _one_line_errors(folder):
             if not files.present():
-                for path in server.present():
-                    raise BrokerError(f"{path} exists without its authority, ca.pem: {_REMEDY}")
+                if broker_files := CertificateFiles.in_folder(folder, "server").present():
+                    raise BrokerError(
+                        f"{broker_files[0]} exists without its authority, ca.pem: {_REMEDY}"
+                    )
                 return cls.create(folder)
             if not files.certificate.exists():
                 raise BrokerError(f"{files.certificate} is missing: put it back, or {_REMEDY}")
@@ -170,14 +169,15 @@ class Authority:
     ) -> CertificateFiles:
         """Issue a certificate for a broker at localhost, 127.0.0.1, ::1 and these names or addresses.
 
-        `days` below zero makes one that has already expired (for tests). node: it is the broker's certificate
-        towards other nodes of its cluster too, to which it is a client.
+        `days` below zero makes one that has already expired (for tests). node: the broker is a node of a
+        cluster: it also connects to the other nodes as a client, with this certificate.
         """
-        names = x509.SubjectAlternativeName([_general_name(name) for name in _server_names(names)])
+        alternatives = [_general_name(name) for name in _server_names(names)]
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH]
         if node:
             purposes.append(ExtendedKeyUsageOID.CLIENT_AUTH)
-        return self._issue(file, "gossamer broker", purposes, days, names)
+        extension = x509.SubjectAlternativeName(alternatives)
+        return self._issue(file, "gossamer broker", purposes, days, extension)
 
     def issue_client(self, peer: str, *, days: float = ISSUED_DAYS) -> CertificateFiles:
         """Issue a client certificate for `peer`: client-{peer}.pem and .key."""
@@ -262,12 +262,13 @@ def _make(
             x509.BasicConstraints(is_authority, path_length=0 if is_authority else None),
             critical=True,
         )
-        .add_extension(_usage(signs_certificates=is_authority), critical=True)
+        .add_extension(_key_usage(signs_certificates=is_authority), critical=True)
     )
     for extension in (identifier, *extensions):
         builder = builder.add_extension(extension, critical=False)
     certificate = builder.sign(issuer_key, hashes.SHA256())
-    # The certificate first: beside a certificate of this authority, a missing or old key may be replaced.
+    # The certificate first: if writing the key then fails, `why_renew_server` finds a certificate of this
+    # authority with a missing or old key, and both are made anew.
     files = CertificateFiles.in_folder(folder, file)
     write_atomically(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     private_key = key.private_bytes(
@@ -303,7 +304,7 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,

@@ -16,13 +16,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from math import log10
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ...gossip import (
     Address,
     MqttTransport,
-    TlsFiles,
     TransportError,
     Will,
     split_urls,
@@ -36,24 +34,28 @@ Verdict = Literal["ok", "note", "fails"]
 
 WAIT = 4.0
 """Seconds for the broker to deliver a small message; in this time retained ones are asked for twice."""
-LONGEST = 30.0
+PACKET_TIMEOUT = 30.0
 """Seconds for the broker to deliver a packet of any size."""
 RATE_SECONDS = 1.0
-"""Seconds for which packets are sent to measure how many arrive, if nothing else is asked for."""
+"""Seconds for which packets are sent, by default, to measure how many arrive."""
 FLOOD_BYTES = 24 << 20
 """Bytes that are sent to a client that does not read."""
 SIZES = tuple(1 << power for power in range(24, 9, -1))
 """Payloads, in bytes, that are tried until one gets through: 16 MB, half of it, and so on to 1 kB."""
-ENOUGH = 1 << 16
-"""Bytes of a packet below which splitting messages costs much."""
-MIN_PACKET = 1 << 10
+SMALL_LIMIT = 1 << 16
+"""Bytes of a packet limit below which splitting messages costs much."""
+MIN_PACKET = SIZES[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found. verdict: fails if peers cannot work there. setting: what to change."""
+    """What one check found.
 
-    what: str
+    subject: what was checked, as in "packet limit". verdict: "fails" if peers cannot work with this broker,
+        "note" if they work less well. setting: what to change.
+    """
+
+    subject: str
     result: str
     verdict: Verdict = "ok"
     setting: str = ""
@@ -63,21 +65,23 @@ async def check_broker(
     broker: BrokerAddress,
     swarm: str,
     name: str,
-    warn: Callable[[str], None] = lambda _: None,
+    on_check: Callable[[str], None] = lambda _: None,
     *,
     rate_seconds: float = RATE_SECONDS,
 ) -> list[Finding]:
     """Return what a broker, or a cluster, offers to a peer of this name in this swarm.
 
-    The peer must not be running, as its card and status are overwritten. warn: called with a line of text
-    before each check. rate_seconds: for how long packets are sent to measure how many arrive. Raises
-    TransportError if there is no connection at all.
+    The peer must not be running, as its card and status are overwritten. on_check: called before each check
+    with a line of text about it. rate_seconds: for how long packets are sent to measure how many arrive.
+    Raises TransportError if there is no connection at all.
     """
     Address.parse_all(broker.url)
-    return await _Check(broker, swarm, name, rate_seconds).run(warn)
+    return await _Check(broker, swarm, name, rate_seconds).run(on_check)
 
 
 class _Check:
+    """All checks of one broker; each is a method, whose name is shown while it runs."""
+
     def __init__(self, broker: BrokerAddress, swarm: str, name: str, rate_seconds: float) -> None:
         self._rate_seconds = rate_seconds
         self._nodes = [broker.updated(url=url) for url in split_urls(broker.url)]
@@ -89,7 +93,7 @@ class _Check:
         self._largest = 0
         """Bytes of the largest payload that got through."""
 
-    async def run(self, warn: Callable[[str], None]) -> list[Finding]:
+    async def run(self, on_check: Callable[[str], None]) -> list[Finding]:
         findings = [await self._versions()]
         checks: list[Callable[[], Awaitable[Finding]]] = [
             self._rules, self._qos_1, self._retained, self._retained_wildcard, self._retained_again,
@@ -97,13 +101,13 @@ class _Check:
             self._will, self._packet_limit, self._small_packets, self._large_packets, self._slow_reader,
         ]  # fmt: skip
         for check in checks:
-            what = check.__name__.strip("_").replace("_", " ")
-            warn(f"checking: {what}")
+            subject = check.__name__.strip("_").replace("_", " ")
+            on_check(f"checking: {subject}")
             try:
                 findings.append(await check())
             except (TransportError, TimeoutError) as error:
                 reason = str(error) or "no answer in time"
-                findings.append(Finding(what, reason, "fails", "see the broker's log"))
+                findings.append(Finding(subject, reason, "fails", "see the broker's log"))
             if check in (self._rules, self._retained) and findings[-1].verdict == "fails":
                 break  # the other checks would fail for the same reason
         await self._clean_up()
@@ -156,7 +160,7 @@ class _Check:
 
         following = asyncio.create_task(follow())
         try:
-            async with asyncio.timeout(LONGEST):
+            async with asyncio.timeout(PACKET_TIMEOUT):
                 message = await anext(client.messages())
                 return len(message.payload) == len(payload)
         except TimeoutError:
@@ -174,28 +178,28 @@ class _Check:
     # --- checks ---------------------------------------------------------------------------------
 
     async def _versions(self) -> Finding:
-        """Find the versions of MQTT; with the first that works the other checks are made."""
-        found, errors = [], []
-        asked = self._node.version
-        for version in dict.fromkeys((asked, "3.1.1", "5")):
+        """Find the versions of MQTT that work; the other checks use the requested one, or else the first."""
+        working, errors = [], []
+        requested = self._node.version
+        for version in dict.fromkeys((requested, "3.1.1", "5")):
             node = self._node.updated(version=version)
             try:
                 async with asyncio.timeout(node.connect_timeout + WAIT), self._client(node=node):
-                    found.append(version)
+                    working.append(version)
             except (TransportError, TimeoutError) as error:
                 errors.append(error)
-        if not found:
+        if not working:
             raise errors[0]
         verdict: Verdict = "ok"
         setting = ""
-        if asked not in found:
-            self._nodes = [node.updated(version=found[0]) for node in self._nodes]
-            self._node, verdict, setting = self._nodes[0], "note", f"join with --mqtt {found[0]}"
-        return Finding("MQTT versions", ", ".join(sorted(found)), verdict, setting)
+        if requested not in working:
+            self._nodes = [node.updated(version=working[0]) for node in self._nodes]
+            self._node, verdict, setting = self._nodes[0], "note", f"join with --mqtt {working[0]}"
+        return Finding("MQTT versions", ", ".join(sorted(working)), verdict, setting)
 
     async def _rules(self) -> Finding:
-        """Find what a peer needs and may not do."""
-        what = "access rules"
+        """Find which of the things that a peer must publish and read the broker's access rules forbid."""
+        subject = "access rules"
         forbidden = []
         payload = secrets.token_bytes(16)
         # Not retained: a broker may refuse that for another reason, which the next checks find.
@@ -214,9 +218,9 @@ class _Check:
                 cause = f": {error}" if str(error) else ""
                 forbidden.append(f"{text} cannot be published or read{cause}")
         if not forbidden:
-            return Finding(what, "own card, status and inbox can be published and read")
+            return Finding(subject, "own card, status and inbox can be published and read")
         remedy = "allow what gossamer broker --acl writes; check --swarm and --name"
-        return Finding(what, "; ".join(forbidden), "fails", remedy)
+        return Finding(subject, "; ".join(forbidden), "fails", remedy)
 
     async def _qos_1(self) -> Finding:
         async with self._client() as writer:
@@ -231,20 +235,21 @@ class _Check:
     async def _retained_wildcard(self) -> Finding:
         return await self._retained_for("retained, wildcard filters", self._cards)
 
-    async def _retained_for(self, what: str, pattern: str) -> Finding:
+    async def _retained_for(self, subject: str, pattern: str) -> Finding:
+        """Find whether a new subscriber to this pattern gets a retained card."""
         payload = secrets.token_bytes(16)
         remedy = "enable retained messages (mosquitto: retain_available)"
         try:
             async with self._client() as writer:
                 await self._publish(writer, self._card, payload)
         except (TransportError, TimeoutError):
-            return Finding(what, "none is accepted", "fails", remedy)
+            return Finding(subject, "none is accepted", "fails", remedy)
         async with self._client(pattern) as reader:
             if await self._arrives(reader, payload):
-                return Finding(what, "delivered to a new subscriber")
+                return Finding(subject, "delivered to a new subscriber")
         if pattern == self._cards:
             remedy = "use a broker that keeps to MQTT 3.3.1.3 (RabbitMQ does not): mosquitto, nats-server"
-        return Finding(what, f"not delivered to {pattern}", "fails", remedy)
+        return Finding(subject, f"not delivered to {pattern}", "fails", remedy)
 
     async def _retained_again(self) -> Finding:
         payload = secrets.token_bytes(16)
@@ -258,7 +263,7 @@ class _Check:
         return Finding("retained, after a reconnection", "not delivered", "fails", remedy)
 
     async def _retained_elsewhere(self) -> Finding:
-        what, missing = "retained, from another node", []
+        subject, missing = "retained, from another node", []
         for index, source in enumerate(self._nodes):
             target = self._nodes[(index + 1) % len(self._nodes)]
             payload = secrets.token_bytes(16)
@@ -268,31 +273,29 @@ class _Check:
                 if not await self._arrives(reader, payload):
                     missing.append(f"{Address.parse(source.url)} → {Address.parse(target.url)}")
         if not missing:
-            return Finding(what, f"delivered by all {len(self._nodes)} nodes")
-        remedy = (
-            "make the nodes one cluster that replicates retained messages (gossamer broker config)"
-        )
-        return Finding(what, f"not delivered: {', '.join(missing)}", "fails", remedy)
+            return Finding(subject, f"delivered by all {len(self._nodes)} nodes")
+        remedy = "make the nodes one cluster, which replicates retained messages (gossamer broker config)"
+        return Finding(subject, f"not delivered: {', '.join(missing)}", "fails", remedy)
 
     async def _will(self) -> Finding:
         payload = secrets.token_bytes(16)
         async with (
             self._client(self._status) as reader,
-            self._client(will=Will(self._status, payload)) as mortal,
+            self._client(will=Will(self._status, payload)) as victim,
         ):
-            await mortal.abort()
+            await victim.abort()
             if not await self._arrives(reader, payload):
                 remedy = "none: a peer that dies is given up after its lease, 600 s by default"
                 return Finding("last will", "not published", "note", remedy)
-        async with self._client(self._status) as late:
-            if await self._arrives(late, payload):
+        async with self._client(self._status) as newcomer:
+            if await self._arrives(newcomer, payload):
                 return Finding("last will", "published and retained")
         remedy = "none: a peer that joins later waits for the dead one's lease"
         return Finding("last will", "published, but not retained", "note", remedy)
 
     async def _packet_limit(self) -> Finding:
         """Send ever smaller packets to ourselves until one is delivered."""
-        what = "packet limit"
+        subject = "packet limit"
         setting = "raise it (mosquitto: max_packet_size, message_size_limit; nats: max_payload)"
         for size in SIZES:
             payload = bytes(size - 512)  # room for the topic
@@ -303,14 +306,15 @@ class _Check:
                         self._largest = len(payload)
                         break
         if self._largest < MIN_PACKET // 2:
-            return Finding(what, "no packet got through", "fails", setting)
+            return Finding(subject, "no packet got through", "fails", setting)
         shown = f"at least {_bytes(self._largest)}"
-        if self._largest < ENOUGH:
-            return Finding(what, f"{shown}, less than {_bytes(2 * self._largest)}", "note", setting)
+        bounds = f"{shown}, less than {_bytes(2 * self._largest)}"
+        if self._largest < SMALL_LIMIT:
+            return Finding(subject, bounds, "note", setting)
         if self._largest < SIZES[0] - 512:
             hint = f"peers find it by trial; --max-packet {self._largest} spares the search"
-            return Finding(what, f"{shown}, less than {_bytes(2 * self._largest)}", "note", hint)
-        return Finding(what, shown)
+            return Finding(subject, bounds, "note", hint)
+        return Finding(subject, shown)
 
     async def _small_packets(self) -> Finding:
         return await self._rate(1000)
@@ -320,66 +324,61 @@ class _Check:
 
     async def _rate(self, size: int) -> Finding:
         """Measure how many packets a second come back, with at most 64, or 4 MB, on their way."""
-        what = f"packets a second at {_bytes(size)}"
-        on_its_way, sent, received = max(1, min(64, (4 << 20) // size)), 0, 0
+        subject = f"packets a second at {_bytes(size)}"
+        max_on_way, sent, received = max(1, min(64, (4 << 20) // size)), 0, 0
         async with self._client(self._inboxes) as client:
             start, payload = time.monotonic(), bytes(size)
             messages = client.messages()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._rate_seconds + 2 * WAIT):
                     while time.monotonic() < start + self._rate_seconds:
-                        while sent - received < on_its_way:
+                        while sent - received < max_on_way:
                             await client.publish(self._inbox, payload)
                             sent += 1
                         await anext(messages)
                         received += 1
             taken = time.monotonic() - start
-        lost = sent - received > on_its_way
+        lost = sent - received > max_on_way
         verdict: Verdict = "note" if lost or not received else "ok"
-        return Finding(
-            what, f"{received / taken:,.0f} ({_bytes(received * size / taken)}/s)", verdict
-        )
+        rate = f"{received / taken:,.0f} ({_bytes(received * size / taken)}/s)"
+        return Finding(subject, rate, verdict)
 
     async def _slow_reader(self) -> Finding:
         """Flood a client that does not read; then let it read, and count what comes."""
-        what = "slow reader"
+        subject = "slow reader"
         address = Address.parse(self._node.url, self._node.password)
         if address.transport != "tcp" or self._node.version != "3.1.1":
-            return Finding(what, "not tested over websockets or MQTT 5", "note")
+            return Finding(subject, "not tested over websockets or MQTT 5", "note")
         size = min(1_000_000, self._largest) or 100
         count = max(1, FLOOD_BYTES // size)
-        tls = None
-        if address.tls:
-            files = (self._node.ca, self._node.certificate, self._node.key)
-            tls = TlsFiles(*(None if file is None else Path(file) for file in files)).context()
-        reader = await asyncio.to_thread(_DeafClient, address, self._inboxes, tls)
+        tls = self._node.tls_files.context() if address.tls else None
+        reader = await asyncio.to_thread(_IdleClient, address, self._inboxes, tls)
         try:
             async with self._client() as writer:
                 for _ in range(count):
                     await writer.publish(self._inbox, bytes(size))
                 await self._publish(writer, self._card, b"after the flood")
-            got, closed = await asyncio.to_thread(reader.read, count * size)
+            read_bytes, closed = await asyncio.to_thread(reader.read, count * size)
         finally:
             reader.close()
-        got_messages = min(count, got // size)
+        read_messages = min(count, read_bytes // size)
         if closed:
-            text = f"cut off after {_bytes(got)} of {_bytes(count * size)}; peers reconnect"
-            return Finding(
-                what, text, "note", "raise the queue (nats: max_pending, write_deadline)"
-            )
-        if got_messages < count:
-            text = f"{count - got_messages} of {count} messages were dropped; peers repeat them"
+            text = f"cut off after {_bytes(read_bytes)} of {_bytes(count * size)}; peers reconnect"
+            setting = "raise the queue (nats: max_pending, write_deadline)"
+            return Finding(subject, text, "note", setting)
+        if read_messages < count:
+            text = f"{count - read_messages} of {count} messages were dropped; peers repeat them"
             setting = "raise the queue (mosquitto: max_queued_messages, max_queued_bytes)"
-            return Finding(what, text, "note", setting)
-        return Finding(what, f"all {_bytes(count * size)} were kept for it")
+            return Finding(subject, text, "note", setting)
+        return Finding(subject, f"all {_bytes(count * size)} were kept for it")
 
 
-class _DeafClient:
-    """A client of MQTT 3.1.1 over TCP or TLS that subscribes, and reads nothing more until it is told to."""
+class _IdleClient:
+    """A client of MQTT 3.1.1 over TCP or TLS that subscribes, and then reads only in `read`."""
 
     def __init__(self, address: Address, pattern: str, tls: ssl.SSLContext | None) -> None:
         raw = socket.create_connection((address.host, address.port), timeout=WAIT)
-        # A small buffer, so that the broker's queue fills and not the kernel's.
+        # A small receive buffer: the broker's queue must fill, not the kernel's.
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         self._socket = raw if tls is None else tls.wrap_socket(raw, server_hostname=address.host)
         flags, login = 0x02, b""
@@ -399,11 +398,11 @@ class _DeafClient:
         length = bytes((len(body) % 128 | 128, len(body) // 128))
         self._socket.sendall(bytes((kind,)) + length + body)
 
-    def read(self, most: int) -> tuple[int, bool]:
-        """Read so many bytes, or all that come; return how many, and whether the connection was closed."""
+    def read(self, limit: int) -> tuple[int, bool]:
+        """Read until `limit` bytes or a pause; return how many were read, and whether the broker hung up."""
         total = 0
         self._socket.settimeout(WAIT)
-        while total < most:
+        while total < limit:
             try:
                 data = self._socket.recv(1 << 20)
             except TimeoutError:

@@ -34,7 +34,8 @@ from .config import (
 )
 
 READY_SECONDS = 60.0
-"""Seconds in which QoS 1 must work on every node: electing leaders and making streams takes some five."""
+"""Seconds in which QoS 1 must begin to work on every node; electing leaders and making streams takes about
+five."""
 ROUTE_PORT = 6222
 """The port on which nodes on other machines listen for each other."""
 
@@ -107,6 +108,7 @@ class Cluster:
             node.close()
 
     def _why_not_ready(self, node: Broker) -> str | None:
+        """Try for READY_SECONDS until QoS 1 works on a node; return None then, else the last error."""
         deadline = time.monotonic() + READY_SECONDS
         while True:
             try:
@@ -199,12 +201,12 @@ def write_cluster(
         write_private(secret, secrets.token_urlsafe(16))
     password, folders = secret.read_text("utf-8"), []
     for index, host in enumerate(hosts):
-        own = folder / host.replace(":", "-")
-        own.mkdir(parents=True, exist_ok=True)
+        node_folder = folder / host.replace(":", "-")
+        node_folder.mkdir(parents=True, exist_ok=True)
         files = authority.issue_server([host], node=True)
-        shutil.copy2(authority.certificate, own / authority.certificate.name)
+        shutil.copy2(authority.certificate, node_folder / authority.certificate.name)
         for file in (files.certificate, files.key):
-            shutil.move(file, own / file.name)
+            shutil.move(file, node_folder / file.name)
         settings = BrokerSettings(
             host="0.0.0.0",
             # Relative paths: they are read on another machine, in the folder in which the server starts.
@@ -213,6 +215,6 @@ def write_cluster(
                 f"gossamer-{swarm}", f"{swarm}-{index + 1}", "0.0.0.0", ROUTE_PORT, routes, password
             ),
         )
-        write_node(own, settings, port, rules)
-        folders.append(own)
+        write_node(node_folder, settings, port, rules)
+        folders.append(node_folder)
     return folders

@@ -70,7 +70,7 @@ class RuleFiles:
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """The place of one nats-server in a cluster. It keeps its store over a restart, to catch up from there.
+    """One nats-server of a cluster. A node keeps its store over a restart, and then fetches what is new.
 
     cluster: the cluster's name. node: the node's own name, unique in it, and the same after a restart.
     host, port: where it listens for other nodes. routes: HOST:PORT of all nodes, its own among them.
@@ -102,7 +102,7 @@ class BrokerSettings:
     mosquitto_options: further lines of mosquitto's configuration.
     cluster: makes it a node of a cluster of nats-servers; see `Cluster`.
     store: a folder in which retained messages outlive the broker; without it, a broker begins with none. What
-        came in the last STORE_SECONDS before a power cut may be lost.
+        arrived in the last STORE_SECONDS before a power cut may be lost.
     """
 
     host: str = "127.0.0.1"
@@ -138,7 +138,7 @@ def broker_command(
     websocket_port: int | None,
     folder: Path,
 ) -> list[str]:
-    """Write a broker's config into the folder; return the command that runs the broker and its watchdog.
+    """Write a broker's config into the folder; return the command that runs the watchdog and thus the broker.
 
     If the process that started the watchdog dies, the watchdog stops the broker and removes the folder.
     """
@@ -146,12 +146,10 @@ def broker_command(
     if settings.tls is not None:
         settings = replace(settings, tls=settings.tls.resolved())
     if settings.store is not None:
-        settings = replace(settings, store=_made(settings.store))
+        settings = replace(settings, store=_make_store_folder(settings.store))
     for name in settings.users:
         if not name or ":" in name or "\n" in name:
-            raise BrokerError(
-                f"the user name {name!r} is empty or has a colon or a line break in it"
-            )
+            raise BrokerError(f"the user name {name!r} is empty, or has a colon or line break")
     if kind == "mosquitto":
         passwords = acl = None
         if settings.users:
@@ -160,9 +158,9 @@ def broker_command(
             passwords, acl = rules.passwords, rules.acl
         text = _mosquitto_config(settings, port, passwords, acl)
     else:
-        # MQTT needs JetStream. Without a store of the user's its files are removed at every start, and with
-        # them all retained messages; but a node without the store that the rest of its cluster counts on
-        # would break the cluster's votes.
+        # MQTT needs JetStream, which stores files. If the user has set no store they are removed at every
+        # start, and with them all retained messages; but not those of a cluster's node: a node that has lost
+        # them would break the cluster's votes.
         store = settings.store or folder / "jetstream"
         if settings.store is None and settings.cluster is None:
             shutil.rmtree(store, ignore_errors=True)
@@ -176,18 +174,19 @@ def broker_command(
     return [*watchdog_command, program, "-c", str(config)]
 
 
-def _made(store: Path) -> Path:
-    """Return the absolute path of a broker's store, which is made at first use."""
+def _make_store_folder(store: Path) -> Path:
+    """Return the absolute path of a broker's store; create it if it does not exist."""
     try:
         store.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise BrokerError(f"{store}: cannot be made: {error.strerror}") from None
+        raise BrokerError(f"{store}: the store cannot be created: {error.strerror}") from None
     return store.resolve()
 
 
 # --- nats-server -------------------------------------------------------------------------------------
 
 _ROUTE_USER = "node"
+"""The user name with which a cluster's nodes connect to each other."""
 
 
 def find_nats() -> str | None:
@@ -209,7 +208,7 @@ def _nats_config(
     store: Path,
     users: list[dict[str, Any]],
 ) -> str:
-    """Return nats-server's configuration, as JSON, which it accepts except for escaped characters."""
+    """Return nats-server's configuration, as JSON without escaped characters, which it does not accept."""
     tls: dict[str, Any] = {}
     if settings.tls is not None:
         tls["tls"] = {
@@ -249,7 +248,7 @@ def _nats_config(
             "port": node.port,
             "authorization": {"user": _ROUTE_USER, "password": node.password, "timeout": 60},
             "routes": [
-                f"nats-route://{_ROUTE_USER}:{node.password}@{each}" for each in node.routes
+                f"nats-route://{_ROUTE_USER}:{node.password}@{route}" for route in node.routes
             ],
             **tls,
         }
@@ -371,10 +370,8 @@ def permissions(
 
     discovery: peers may appear in Home Assistant, which is one of the observers.
     """
-    from .. import (
-        DISCOVERY_PREFIX,
-        discovery_topics,
-    )  # loads numpy, which a broker need not wait for
+    # Imported here because it loads numpy, for which a broker need not wait.
+    from .. import DISCOVERY_PREFIX, discovery_topics
 
     base = f"{ROOT}/{check_name('swarm', swarm)}"
     revocations = revocation_topic(swarm)
@@ -392,7 +389,7 @@ def permissions(
                 *(discovery_topics(swarm, peer).values() if discovery else ()),
             ),
         )
-        for peer in _names(peers)
+        for peer in _unique_names(peers)
     }
     users[check_name("user", owner)] = Permissions(
         read=(*topics("+", "card", "status"), revocations),
@@ -402,7 +399,7 @@ def permissions(
     if discovery:
         observed += (*topics("+", "state"), f"{DISCOVERY_PREFIX}/sensor/+/+/config")
     observing = Permissions(read=(*observed, revocations))
-    return users | dict.fromkeys(_names(observers), observing)
+    return users | dict.fromkeys(_unique_names(observers), observing)
 
 
 def write_rules(
@@ -436,7 +433,7 @@ def write_rules(
     The brokers differ in one point: mosquitto accepts any subscription and delivers what the user may read;
     nats-server refuses a subscription that covers more.
     """
-    peers, observers = _names(peers), _names(observers)
+    peers, observers = _unique_names(peers), _unique_names(observers)
     if clash := sorted({*peers, *observers} & {owner}) or sorted({*peers} & {*observers}):
         raise BrokerError(
             f"the user {clash[0]!r} has two roles: give the owner or observer another name"
@@ -446,8 +443,8 @@ def write_rules(
     passwords_in = passwords_in or folder / "secrets"
     secret_files = {user: passwords_in / user for user in rules}
     try:
-        for each in (folder, passwords_in):
-            each.mkdir(parents=True, exist_ok=True)
+        for directory in (folder, passwords_in):
+            directory.mkdir(parents=True, exist_ok=True)
         for path in secret_files.values():
             if not path.exists():
                 write_private(path, secrets.token_urlsafe(24) + "\n")
@@ -495,8 +492,10 @@ def refresh_nats_users(folder: Path, rules: RuleFiles) -> None:
 
 
 def _nats_users(rules: RuleFiles) -> list[dict[str, Any]]:
+    """Return the users in the nats-server config of a swarm's rules, with their permissions."""
     return json.loads(rules.nats_config.read_text("utf-8"))["authorization"]["users"]
 
 
-def _names(users: Iterable[str]) -> list[str]:
+def _unique_names(users: Iterable[str]) -> list[str]:
+    """Return valid user names without repetitions, in order; ValueError for an invalid one."""
     return list(dict.fromkeys(check_name("user", user) for user in users))

@@ -22,11 +22,11 @@ async def checked(address: BrokerAddress, swarm: str, name: str) -> list[Finding
 
 
 def verdicts(findings: list[Finding]) -> dict[str, str]:
-    return {each.what: each.verdict for each in findings if each.verdict != "ok"}
+    return {each.subject: each.verdict for each in findings if each.verdict != "ok"}
 
 
-def found(findings: list[Finding], what: str) -> Finding:
-    (finding,) = (each for each in findings if each.what == what)
+def found(findings: list[Finding], subject: str) -> Finding:
+    (finding,) = (each for each in findings if each.subject == subject)
     return finding
 
 
@@ -44,7 +44,7 @@ def test_peers_can_work_with_the_brokers_that_gossamer_starts(run, kind):
     assert found(findings, "MQTT versions").result == (
         "3.1.1, 5" if kind == "mosquitto" else "3.1.1"
     )
-    rates = [each.result for each in findings if each.what.startswith("packets a second")]
+    rates = [each.result for each in findings if each.subject.startswith("packets a second")]
     assert len(rates) == 2
     assert all(not rate.startswith("0 ") for rate in rates)
 

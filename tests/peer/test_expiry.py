@@ -13,7 +13,7 @@ from waiting import until
 from gossamer.gossip.security import Identity, invite, public_text, save_invitation
 from gossamer.peer import Authority, BrokerAddress
 from gossamer.peer.membership import DAY, Reminders
-from gossamer.peer.process import certificate_ends
+from gossamer.peer.process import certificate_expiries
 
 INVITATION = "its invitation expires: ask for a new one"
 
@@ -76,11 +76,11 @@ def test_the_certificates_of_a_connection_are_read(tmp_path):
         "mqtts://broker.lan",
         ca=str(authority.certificate), certificate=str(client.certificate), key=str(client.key),
     )  # fmt: skip
-    years = [(end - time.time()) / DAY / 365 for end in certificate_ends(address).values()]
+    years = [(end - time.time()) / DAY / 365 for end in certificate_expiries(address).values()]
     assert years == pytest.approx([10, 2], rel=0.01)
 
 
 def test_a_certificate_that_cannot_be_read_is_left_to_the_connection(tmp_path):
     (tmp_path / "ca.pem").write_text("nothing")
-    assert certificate_ends(BrokerAddress("mqtts://b", ca=str(tmp_path / "ca.pem"))) == {}
-    assert certificate_ends(BrokerAddress("mqtts://b", ca=str(tmp_path / "no.pem"))) == {}
+    assert certificate_expiries(BrokerAddress("mqtts://b", ca=str(tmp_path / "ca.pem"))) == {}
+    assert certificate_expiries(BrokerAddress("mqtts://b", ca=str(tmp_path / "no.pem"))) == {}

@@ -76,7 +76,7 @@ def test_papers_that_do_not_do_are_one_line(tmp_path):
         r'peer a: trust = "swarm" needs invitation, owner too': wrong(
             papers, invitation=None, owner=None
         ),
-        r'peer a: has an identity, but trust is "none"': wrong(papers, trust="none"),
+        r'peer a: identity is set, but trust is "none"': wrong(papers, trust="none"),
         r"b\.key is the key of b@\w+; name the peer b": wrong(
             papers, identity=str(tmp_path / "b.key")
         ),
