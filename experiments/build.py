@@ -114,7 +114,7 @@ class Swarm:
         self.config, self.source = config, source
         self._peers = range(config.peers) if only is None else only
         self._task_entries = [
-            (f"tasks.{number}", entry, self._peers_at(f"tasks.{number}.peers", entry.peers))
+            (f"tasks.{number}", entry, self._select_peers(f"tasks.{number}.peers", entry.peers))
             for number, entry in enumerate(config.tasks)
         ]
         self._check_dependencies()
@@ -196,10 +196,10 @@ class Swarm:
         return slices
 
     def graph(self, index: int) -> ModelGraph:
-        """Return the dependency order of one peer's models."""
+        """Return the graph of which of one peer's models depend on which."""
         return ModelGraph(
             {
-                name: [self._fill(other, index) for other in model.depends]
+                name: [self._fill_name(other, index) for other in model.depends]
                 for name, _, model in self._models(index)
             }
         )
@@ -207,13 +207,13 @@ class Swarm:
     def _models(self, index: int) -> Iterator[tuple[str, str, Model]]:
         """Yield the partial models of one peer: the model's name, its key in the config and its table."""
         for number, model in enumerate(self.config.models):
-            if index in self._peers_at(f"models.{number}.peers", model.peers):
-                yield self._fill(model.name, index), f"models.{number}", model
+            if index in self._select_peers(f"models.{number}.peers", model.peers):
+                yield self._fill_name(model.name, index), f"models.{number}", model
 
-    def _fill(self, template: str, index: int) -> str:
+    def _fill_name(self, template: str, index: int) -> str:
         """Return a model's name with {peer} and {task} replaced."""
-        text = template.replace("{peer}", str(index))
-        return text.replace("{task}", self.task_name(index)) if "{task}" in text else text
+        name = template.replace("{peer}", str(index))
+        return name.replace("{task}", self.task_name(index)) if "{task}" in name else name
 
     def task(self, index: int, classes: int) -> Task:
         """Return how one peer's labels are changed: all task entries that name the peer, composed."""
@@ -226,7 +226,7 @@ class Swarm:
         return composed
 
     def _task_of(self, entry: TaskEntry, key: str, classes: int, position: int) -> Task:
-        """Return the task of one peer by an entry; position: the peer's index in the entry's peers."""
+        """Return the task that an entry gives to one peer; position: its index among the entry's peers."""
         match entry.kind:
             case "swap":
                 if entry.labels is None:
@@ -284,7 +284,8 @@ class Swarm:
         if file := trained_file(config, self.source, index):
             with self._error_context("network.trained", f"peer {index}: "):
                 load_trained(network, file)
-        # Names are checked here, and arguments by torch when the learner calls these functions.
+        # Names are checked here. Arguments are checked by torch when the learner calls these functions, so
+        # the functions are wrapped: their errors name the key too.
         with self._error_context("training.optimizer"):
             if (optimizer := _optimizer(training)) is not None:
                 optimizer = self._error_context("training.optimizer")(optimizer)
@@ -318,10 +319,9 @@ class Swarm:
             )
         with self._error_context("training.prior"):
             learner.log_prior = self._log_prior(index)
-        trained = learner
         if config.fednp is not None:
-            trained = self._fednp_learner(learner, index, len(train))
-        return Member(str(index), self.task_name(index), len(train), trained)
+            learner = self._fednp_learner(learner, index, len(train))
+        return Member(str(index), self.task_name(index), len(train), learner)
 
     def _stream_member(
         self, index: int, network: SlicedNetwork, task: Task, options: dict[str, Any]
@@ -341,7 +341,8 @@ class Swarm:
                 ("weights", self.config.weights == "samples"),
             ):
                 if needs_count and count is None:
-                    raise self._error(key, f"the data of peer {index} have no length; leave it out")
+                    text = f"the data of peer {index} have no length; leave the key out"
+                    raise self._error(key, text)
             if training.epochs is not None:
                 local = training.epochs * (count or 0)
             learner = LoaderLearner(
@@ -350,7 +351,10 @@ class Swarm:
         return Member(str(index), self.task_name(index), count or local, learner)
 
     def _log_prior(self, index: int) -> torch.Tensor | None:
-        """Return what one peer adds to its outputs; only "auto" looks at the labels of other peers."""
+        """Return the log-priors of classes that one peer adds to its logits; None if it adds none.
+
+        Only "auto" looks at the labels of other peers.
+        """
         match self.config.training.prior:
             case "none":
                 return None
@@ -449,7 +453,7 @@ class Swarm:
         else network.layout."""
         layout = self.config.network.layout
         for number, size in enumerate(self.config.network.sizes):
-            if index in self._peers_at(f"network.sizes.{number}.peers", size.peers):
+            if index in self._select_peers(f"network.sizes.{number}.peers", size.peers):
                 layout = size.layout
         return layout
 
@@ -467,13 +471,14 @@ class Swarm:
             text = "needs one output for each class, and the last layer has a single cell"
             raise self._error("training.prior", f"{text}: give it two, or leave the key out")
 
-    def _peers_at(self, key: str, value: PeerSelection) -> Sequence[int]:
-        """Return the indices of the peers that the value of a key names: "all", the first few, or a list."""
+    def _select_peers(self, key: str, selection: PeerSelection) -> Sequence[int]:
+        """Return the indices of the selected peers; key: whose value the selection is, for an error."""
         count = self.config.peers
-        # Ranges, in which a peer is found at once: every peer looks here for itself.
-        indices = (
-            range(count if value == "all" else value) if isinstance(value, int | str) else value
-        )
+        # Ranges if possible: `in` is fast for them, and is called for every peer.
+        if isinstance(selection, int | str):
+            indices = range(count if selection == "all" else selection)
+        else:
+            indices = selection
         last = indices[-1] if isinstance(indices, range) and indices else max(indices, default=-1)
         if last >= count:
             raise self._error(key, f"names peer {last}, but peers are 0 to {count - 1}")
@@ -492,10 +497,10 @@ class Swarm:
             raise self._error(key, f"{prefix}{error}") from None
 
     def _check_dependencies(self) -> None:
-        """Raise if a model depends on a model, or names a peer, that the config does not have."""
+        """Raise ConfigError if a model depends on an unknown model, or names a peer that does not exist."""
         names = [model.name for model in self.config.models]
         for number, model in enumerate(self.config.models):
-            self._peers_at(f"models.{number}.peers", model.peers)
+            self._select_peers(f"models.{number}.peers", model.peers)
             if unknown := [other for other in model.depends if other not in names]:
                 text = f"unknown model {unknown[0]!r}; models are {', '.join(names)}"
                 raise self._error(f"models.{number}.depends", text)
@@ -533,12 +538,12 @@ def split_data(
     if data.total is not None:
         if data.total > len(source):
             raise DataError(
-                f"{data.total} training samples asked for, but there are only {len(source)}"
+                f"data.total asks for {data.total} training samples, but there are only {len(source)}"
             )
         drawn = seeded_rng(seed, "training samples").permutation(len(source))[: data.total]
         source = source.take(np.sort(drawn))
-    extra = 0 if test_set is not None else data.test or 0
-    size = None if data.samples is None else data.samples + extra
+    held_out = 0 if test_set is not None else data.test or 0
+    size = None if data.samples is None else data.samples + held_out
     generator = seeded_rng(seed, "partition")
     match data.partition:
         case "successive":
@@ -567,7 +572,7 @@ def split_data(
             test[index] = source.take(test_indices)
         if data.samples is not None:
             if data.partition == "shards":
-                # Samples are in the order of the shards: the first ones would all be of one shard.
+                # Samples are in the order of the shards: unshuffled, the first ones would be of one shard.
                 indices = seeded_rng(seed, "some of the shards", index).permutation(indices)
             indices = indices[: data.samples]
         train[index] = source.take(indices)
@@ -589,8 +594,8 @@ def _default_test_count(peer: int, samples: int) -> int:
     return max(1, round(0.2 * samples))
 
 
-def members_in_order(swarm: Swarm) -> tuple[list[Member], list[MatchedStore]]:
-    """Return all peers of a config with their cells matched, and the stores of the vectors that are averaged.
+def matched_members(swarm: Swarm) -> tuple[list[Member], list[MatchedStore]]:
+    """Return all peers of a config, in order, with their cells matched, and the stores of averaged vectors.
 
     If peers start from different values, the cells of each peer are matched once to the mean of the peers
     before it; if they start from equal values, cells have the same order already. There are no stores if no
@@ -619,7 +624,7 @@ def members_in_order(swarm: Swarm) -> tuple[list[Member], list[MatchedStore]]:
         for model in store.names() if different_starts else ():
             value = store.read(model).astype(np.float64)
             total = sums.get(model, np.zeros_like(value))
-            if total.shape == value.shape:  # averaging raises the error for different widths
+            if total.shape == value.shape:  # else averaging will raise an error about the widths
                 sums[model] = total + value
                 counts[model] = counts.get(model, 0) + 1
     return members, stores
@@ -647,7 +652,7 @@ def shared_models(members: list[Member]) -> dict[str, list[int]]:
 
 @dataclass(frozen=True)
 class PeerFacts:
-    """What a results folder tells about a peer: its task and the partial models that it has."""
+    """What a results folder says about a peer: name, task, partial models and number of samples."""
 
     name: str
     task: str
@@ -656,7 +661,7 @@ class PeerFacts:
 
     @classmethod
     def of(cls, member: Member) -> PeerFacts:
-        """Return the facts of a member, whose network is then no longer needed."""
+        """Return the facts about a member; they do not keep its network in memory."""
         return cls(member.name, member.task, tuple(member.network.models), member.samples)
 
 
@@ -672,7 +677,7 @@ def write_peers(path: Path, peers: Sequence[PeerFacts], graph: nx.Graph | None) 
 def check_compression(
     config: Config, members: list[Member], peers_of_model: dict[str, list[int]], source: str
 ) -> None:
-    """Raise if gossip.compress or gossip.drift does not fit the shared models or the other settings.
+    """Raise ConfigError if gossip.compress or gossip.drift does not fit the shared models or other settings.
 
     Checked here so that the user sees one error instead of one from every peer.
     """

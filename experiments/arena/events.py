@@ -98,9 +98,9 @@ class Wire:
         As with live peers, blocks are ignored if their sizes do not add up to the size of their model.
         """
         fitting_shapes = {
-            model: each
-            for model, each in shapes.items()
-            if sum(math.prod(shape) for shape in each) == sizes[model]
+            model: model_shapes
+            for model, model_shapes in shapes.items()
+            if sum(math.prod(shape) for shape in model_shapes) == sizes[model]
         }
         if self.compress is not None:
             if self.dtype != "float32":
@@ -108,16 +108,16 @@ class Wire:
                     f"compress = {self.compress!r} and dtype = {self.dtype!r} exclude each other: leave "
                     "out one of them"
                 )
-            for model, each in fitting_shapes.items():
+            for model, model_shapes in fitting_shapes.items():
                 try:
-                    parse(self.compress).check_shapes(each)
+                    parse(self.compress).check_shapes(model_shapes)
                 except CompressError as error:
                     raise ModelError(f"model {model!r}: {error}") from None
         return replace(self, shapes=fitting_shapes)
 
 
 class LinkState:
-    """What one session of a peer knows of its links: the compressors' references, the values pushed last."""
+    """What one session of a peer keeps per link: the compressors' references, and the values pushed last."""
 
     def __init__(self, wire: Wire):
         pipeline = None if wire.compress is None else parse(wire.compress)
@@ -163,22 +163,23 @@ class Outcome(NamedTuple):
 
 
 ShareRule = Callable[[Any, Any], Any]
-"""(weights, neighbours in the push) → the units of weight that each neighbour receives; ints or arrays."""
+"""(weights, numbers of receivers) → the units of weight that each receiver gets; ints or arrays."""
 
 
 def share_rule(fraction: float | None) -> ShareRule:
-    """Equal parts for neighbours and the peer itself, or a fraction of its weight, split among neighbours.
+    """Return the rule: equal parts for receivers and sender, or a fraction of its weight for the receivers.
 
     Weights are whole units. The fraction is approximated by a ratio of integers that are small enough that
     products with weights never overflow.
     """
     if fraction is None:
-        return lambda weight, fan: weight // (fan + 1)
+        return lambda weight, count: weight // (count + 1)
     if not 0 < fraction < 1:
         raise ValueError(f"fraction is {fraction}, it must lie between 0 and 1")
     numerator, denominator = Fraction(fraction).limit_denominator(1 << 20).as_integer_ratio()
-    return lambda weight, fan: (
-        (weight // denominator * numerator + weight % denominator * numerator // denominator) // fan
+    return lambda weight, count: (
+        (weight // denominator * numerator + weight % denominator * numerator // denominator)
+        // count
     )
 
 
@@ -218,7 +219,7 @@ class EventSimulator:
         self._ended_traffic: defaultdict[str, Traffic] = defaultdict(Traffic)
         self._sessions: Counter[int] = Counter()
         self._queue: list[tuple[float, int, int, int, int, Callable[[float], object]]] = []
-        self._number = 0
+        self._scheduled = 0  # calls so far; the last tie-breaker in the queue
 
     @property
     def sent(self) -> int:
@@ -227,12 +228,12 @@ class EventSimulator:
 
     def traffic(self, model: str) -> Traffic:
         """Return what compression and skipped pushes saved and distorted in one model, over all sessions."""
-        now = (each.links.traffic.get(model, Traffic()) for each in self._links.values())
-        return sum(now, self._ended_traffic.get(model, Traffic()))
+        current = (state.links.traffic.get(model, Traffic()) for state in self._links.values())
+        return sum(current, self._ended_traffic.get(model, Traffic()))
 
     def traffic_by_model(self) -> list[tuple[str, int, Traffic]]:
         """Return, for each model that was sent or skipped, its name, the bytes sent, and its statistics."""
-        seen = {model for each in self._links.values() for model in each.links.traffic}
+        seen = {model for state in self._links.values() for model in state.links.traffic}
         return [
             (model, self.bytes[model], self.traffic(model))
             for model in sorted(seen | self._ended_traffic.keys() | self.bytes.keys())
@@ -256,13 +257,13 @@ class EventSimulator:
         for model in gossiper.models:
             gossiper.inject(model, self._weights[index], after_first_transfer=not founder)
         if self._steady is not None:
-            gossiper.tick(self.now)  # it notes the values before the first training
+            gossiper.tick(self.now)  # the mode records the values before the first training
 
     def end(self, index: int) -> None:
         """End a session without notice; neighbours settle their open transfers to this peer later."""
         del self.gossipers[index]
-        for model, each in self._links.pop(index).links.traffic.items():
-            self._ended_traffic[model] += each
+        for model, traffic in self._links.pop(index).links.traffic.items():
+            self._ended_traffic[model] += traffic
 
     def introduce(self, first: int, second: int) -> None:
         """Announce two gossipers to each other."""
@@ -307,9 +308,11 @@ class EventSimulator:
             arrives, closes, acknowledged = outcomes[receiver]
             if arrives < math.inf:
                 answered = closes if acknowledged else None
-                self._at(arrives, CREDIT, receiver, index, partial(self._credit, give, answered))
+                self._schedule(
+                    arrives, CREDIT, receiver, index, partial(self._credit, give, answered)
+                )
             if not acknowledged:
-                self._at(closes, SETTLE, index, receiver, partial(self._settle, give))
+                self._schedule(closes, SETTLE, index, receiver, partial(self._settle, give))
         return len(messages)
 
     def _credit(self, give: Give, answered: float | None, now: float) -> None:
@@ -319,7 +322,7 @@ class EventSimulator:
         for answer in receiver.poll():
             if answered is not None:
                 ends = self._indices[answer.receiver], self._indices[answer.sender]
-                self._at(answered, SETTLE, *ends, partial(self._deliver_answer, answer))
+                self._schedule(answered, SETTLE, *ends, partial(self._deliver_answer, answer))
 
     def _deliver_answer(self, answer: Message, now: float) -> None:
         """Give an answer to the sender of the transfer, if it is still online."""
@@ -345,12 +348,12 @@ class EventSimulator:
         for answer in receiver.poll():
             sender.handle(answer, now)
 
-    def _at(
+    def _schedule(
         self, time: float, kind: int, index: int, other: int, call: Callable[[float], object]
     ) -> None:
         """Schedule a call; events at the same time are ordered by kind, then by the peers' indices."""
-        self._number += 1
-        heapq.heappush(self._queue, (time, kind, index, other, self._number, call))
+        self._scheduled += 1
+        heapq.heappush(self._queue, (time, kind, index, other, self._scheduled, call))
 
     def _run_until(self, end: float) -> None:
         """Process the scheduled events before `end`, in order."""
@@ -394,7 +397,7 @@ class VirtualTime(EventSimulator):
         super().__init__(names, stores, weights, wire or Wire(), steady=steady, fraction=fraction)
         self.world, self._graph = world, graph
         self._on_trained, self._on_arrival = on_trained, on_arrival
-        self._tables = {
+        self._timetables = {
             model: Timetable(
                 world,
                 nx.subgraph(graph, peers),
@@ -426,23 +429,25 @@ class VirtualTime(EventSimulator):
         """Schedule all events before `end`, except for those of transfers, which their pushes schedule."""
         for _, peers, times, _ in self._clock.until(end):
             for time, peer in zip(times.tolist(), peers.tolist(), strict=True):
-                self._at(time, TRAIN, peer, 0, partial(self._trained, peer))
+                self._schedule(time, TRAIN, peer, 0, partial(self._trained, peer))
         for peer, time, arrives in zip(*self.world.changes(self.now, end), strict=True):
             change = self._return if arrives else self._leave
-            self._at(float(time), CHANGE, int(peer), int(arrives), partial(change, int(peer)))
-        for lane, (model, table) in enumerate(self._tables.items()):
-            plan = table.until(end)
+            self._schedule(float(time), CHANGE, int(peer), int(arrives), partial(change, int(peer)))
+        for lane, (model, timetable) in enumerate(self._timetables.items()):
+            plan = timetable.until(end)
             outcomes: list[dict[int, Outcome]] = [{} for _ in plan.peer]
             transfers = plan.transfers
             columns = (
                 transfers.push, transfers.receiver, transfers.arrives, transfers.closes,
                 transfers.acknowledged,
             )  # fmt: skip
-            for push, receiver, *outcome in zip(*(each.tolist() for each in columns), strict=True):
+            for push, receiver, *outcome in zip(*(c.tolist() for c in columns), strict=True):
                 outcomes[push][receiver] = Outcome(*outcome)
             pushes = zip(plan.time.tolist(), plan.peer.tolist(), outcomes, strict=True)
-            for time, peer, each in pushes:
-                self._at(time, PUSH, peer, lane, partial(self.push, model, peer, each))
+            for time, peer, push_outcomes in pushes:
+                self._schedule(
+                    time, PUSH, peer, lane, partial(self.push, model, peer, push_outcomes)
+                )
 
     def _trained(self, peer: int, now: float) -> None:
         self._on_trained(peer, now)
@@ -506,9 +511,9 @@ class Lockstep(EventSimulator):
             server_names = {model: names[server] for model, server in servers.items()}
             # A model without a server has only one peer, which then is its own server.
             for name, store in zip(names, stores, strict=True):
-                own = {model: server_names.get(model, name) for model in store.names()}
+                server_of = {model: server_names.get(model, name) for model in store.names()}
                 mean = None if robust is None else RobustMean(robust.rule, robust.hostile)
-                modes.append(ServerMode(name, own, robust=mean))
+                modes.append(ServerMode(name, server_of, robust=mean))
         units = [round(ONE * weight) for weight in weights]
         super().__init__(names, stores, units, wire, modes=modes, steady=steady)
         self._introduced: set[tuple[int, int]] = set()
@@ -519,8 +524,8 @@ class Lockstep(EventSimulator):
             for index, gossiper in self.gossipers.items():
                 if index != server and model in gossiper.models:
                     self._introduce_once(index, server)
-        for one, other in () if graph is None else graph.edges:
-            self._introduce_once(one, other)
+        for first, second in () if graph is None else graph.edges:
+            self._introduce_once(first, second)
 
     def weight(self, index: int, model: str) -> float:
         """Return the weight that a peer holds; a peer of weight 1 starts with 1."""
@@ -528,16 +533,16 @@ class Lockstep(EventSimulator):
 
     def exchange(self, model: str, targets: Mapping[int, Sequence[int]]) -> None:
         """Let all peers push at the same time, in equal parts to targets and themselves; then credit all."""
-        outcome = self._at_once()
+        outcome = self._immediate_outcome()
         for index, others in targets.items():
             for other in others:
                 self._introduce_once(index, other)
             if others:
                 outcomes = dict.fromkeys(others, outcome)
-                self._at(
+                self._schedule(
                     self.now, PUSH, index, 0, partial(self._push_or_raise, model, index, outcomes)
                 )
-        self._finish()
+        self._run_all_events()
 
     def serve(self) -> None:
         """Average every model once through its server."""
@@ -546,16 +551,16 @@ class Lockstep(EventSimulator):
             self._modes[index].begin_round(gossiper, self._round)
         sent = 1
         while sent:
-            outcomes = dict.fromkeys(self.gossipers, self._at_once())
+            outcomes = dict.fromkeys(self.gossipers, self._immediate_outcome())
             for gossiper in self.gossipers.values():
                 gossiper.tick(self.now)
             sent = sum(self._transmit(index, outcomes) for index in self.gossipers)
-            self._finish()
+            self._run_all_events()
         self._round += 1
 
     def exchange_values(self) -> None:
-        """Let all peers send their values at the same time, each to some neighbours; then follow them."""
-        outcomes = dict.fromkeys(self.gossipers, self._at_once())
+        """Let all peers send values to some neighbours at once, then step towards those received."""
+        outcomes = dict.fromkeys(self.gossipers, self._immediate_outcome())
         self._raise_if_any_not_finite()
         for gossiper in self.gossipers.values():
             assert isinstance(gossiper.mode, SteadyMode)
@@ -563,13 +568,13 @@ class Lockstep(EventSimulator):
             gossiper.tick(self.now)
         for index in self.gossipers:
             self._transmit(index, outcomes)
-        self._finish()
+        self._run_all_events()
 
-    def _at_once(self) -> Outcome:
+    def _immediate_outcome(self) -> Outcome:
         """Return the outcome of all transfers: they arrive after one `MOMENT`, and answers after two."""
         return Outcome(self.now + MOMENT, self.now + 2 * MOMENT, True)
 
-    def _finish(self) -> None:
+    def _run_all_events(self) -> None:
         """Process all events that are scheduled, and let their time pass."""
         self._run_until(math.inf)
         self.now += 3 * MOMENT
@@ -619,7 +624,8 @@ class WiredAverager:
     ):
         networks = [learner.network for learner in learners]
         members = {m: peers for m, peers in networks_by_model(networks).items() if len(peers) > 1}
-        self._members, self._mixing, self._exchanges = members, _checked(mixing), 0
+        self._members, self._mixing = members, _require_messages(mixing)
+        self._exchanges = 0
         all_stores = list(stores) or [NetworkStore(network) for network in networks]
         # Peers of different widths exchange blocks of the common width.
         common = {
@@ -693,7 +699,10 @@ class WiredAverager:
 
 
 def score_of(learner: Learner, model: str, value: Array | None) -> float:
-    """The loss of a learner's own samples with another value of a partial model; NaN if it cannot tell."""
+    """Return the loss of a learner's own samples, with another value of a partial model if one is given.
+
+    NaN if the learner is no Scorer.
+    """
     if not isinstance(learner, Scorer):
         return math.nan
     return learner.score({} if value is None else {model: value})
@@ -708,7 +717,7 @@ def _has_server(mixing: Mixing) -> bool:
     return isinstance(mixing, Server) or (isinstance(mixing, Robust) and mixing.graph is None)
 
 
-def _checked(mixing: Mixing) -> Gossip | Server | Steady | Robust:
+def _require_messages(mixing: Mixing) -> Gossip | Server | Steady | Robust:
     """Return the mixing if its peers send messages as live peers do; otherwise raise ModelError."""
     if isinstance(mixing, Server | Steady | Robust):
         return mixing

@@ -70,7 +70,7 @@ class Mixing(Protocol):
         None instead of matrices stands for the weighted mean.
 
         members: the indices of the members, sorted. step: how often the model was averaged before. weights:
-        those that the last call returned; in the first call, the learners' own.
+        those that the last call returned; in the first call, the learners' initial ones.
         """
         ...
 
@@ -101,7 +101,7 @@ class Server(ExactMean):
 class Steady(ExactMean):
     """Values without weight, which move their receivers in bounded steps: a live swarm's `steady` mode.
 
-    Only with Arena(wire=…): all peers send at the same time, and follow one received value after the other.
+    Only with Arena(wire=…): all peers send at the same time, then each steps towards every value it received.
 
     graph
         An undirected networkx graph whose nodes 0 … n−1 are the learners.
@@ -116,7 +116,7 @@ class Steady(ExactMean):
 
 @dataclass(frozen=True, eq=False)
 class Robust(ExactMean):
-    """A robust mean of peers' values in the place of the mean: the modes `rounds` and `server` with `robust`.
+    """A robust mean in place of the mean: a live swarm's modes `rounds` and `server` with the key `robust`.
 
     Only with Arena(wire=…).
 
@@ -259,12 +259,12 @@ class Gossip:
 
 
 def estimate_matrix(matrix: csr_array, weights: np.ndarray) -> tuple[csr_array, np.ndarray]:
-    """Return an exchange of push-sum as a matrix that multiplies estimates, and the weights after it.
+    """Return an exchange of push-sum as a matrix that multiplies estimates, and the new weights.
 
     Estimates are s / w, so multiplying sums s by W means multiplying estimates by (1 / w') · W · w.
     """
-    after = matrix @ weights
-    return matrix.multiply(weights[None, :]).multiply(1.0 / after[:, None]).tocsr(), after
+    new = matrix @ weights
+    return matrix.multiply(weights[None, :]).multiply(1.0 / new[:, None]).tocsr(), new
 
 
 def fold(matrices: list[csr_array]) -> list[csr_array]:
@@ -293,7 +293,7 @@ class Averager:
         All members of a model must have it at a common width, or none of them: this is not checked, and
         members without the common width would be left out.
     step: how often the models were averaged before.
-    shard: which peers of a larger swarm these are, if it is divided among several ranks.
+    shard: which peers of a larger swarm these are, if it is divided among several ranks (processes).
     """
 
     def __init__(
@@ -323,47 +323,50 @@ class Averager:
             for store in stores
         ]
         digests: dict[int, bytes] = {}
-        self._plans: list[_StackedModel | _CommonWidthModel] = []
+        self._models: list[_StackedModel | _CommonWidthModel] = []
         for model, peers in shared.items():
             if shard is not None:
                 ranks = np.unique(shard.rank_of[peers]).tolist()
                 if len(ranks) > 1 or ranks == [shard.rank]:
-                    self._plans.append(_DividedModel(model, peers, networks, rows, digests, shard))
+                    self._models.append(_DividedModel(model, peers, networks, rows, digests, shard))
                 continue
             members = [index for index, models in enumerate(common_width_models) if model in models]
             if len(members) > 1:
-                self._plans.append(_CommonWidthModel(model, members, stores))
+                self._models.append(_CommonWidthModel(model, members, stores))
             else:
-                self._plans.append(_StackedModel(model, peers, networks, rows, digests))
-        self._weights = [initial_weights[plan.members] for plan in self._plans]
+                self._models.append(_StackedModel(model, peers, networks, rows, digests))
+        self._weights = [initial_weights[averaged.members] for averaged in self._models]
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs: how often models were averaged, and the weights of their peers."""
-        plans = zip(self._plans, self._weights, strict=True)
         return {
             "step": self.step,
-            "weights": {plan.model: weights.tolist() for plan, weights in plans},
+            "weights": {
+                model: weights.tolist() for model, weights in self._weights_by_model().items()
+            },
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned; ModelError if other models are averaged."""
         saved = {model: np.array(weights) for model, weights in state["weights"].items()}
-        own = {
-            plan.model: weights.shape
-            for plan, weights in zip(self._plans, self._weights, strict=True)
-        }
-        if {model: weights.shape for model, weights in saved.items()} != own:
+        current = self._weights_by_model()
+        if {m: w.shape for m, w in saved.items()} != {m: w.shape for m, w in current.items()}:
             raise ModelError(
-                f"the state has the shared partial models {sorted(saved)}, the arena {sorted(own)}, or other "
-                "peers share them: build the same arena"
+                f"the state averages the partial models {sorted(saved)}, this arena {sorted(current)}, or "
+                "other numbers of peers share them: build the same arena"
             )
         self.step = int(state["step"])
-        self._weights = [saved[plan.model] for plan in self._plans]
+        self._weights = [saved[averaged.model] for averaged in self._models]
+
+    def _weights_by_model(self) -> dict[str, np.ndarray]:
+        """Return the weights of each averaged model's members."""
+        models = [averaged.model for averaged in self._models]
+        return dict(zip(models, self._weights, strict=True))
 
     @property
     def common_width_models(self) -> list[str]:
         """The partial models that are averaged at a common width."""
-        return [plan.model for plan in self._plans if isinstance(plan, _CommonWidthModel)]
+        return [each.model for each in self._models if isinstance(each, _CommonWidthModel)]
 
     def tasks(self) -> list[Tasks]:
         """Return the tasks that average all models once, as lists to be run one after the other.
@@ -373,16 +376,17 @@ class Averager:
         Models of several ranks come one after the other: all ranks must exchange in the same order.
         """
         steps: list[Tasks] = []
-        for index, plan in enumerate(self._plans):
-            matrices, after = self._mixing.matrices(
-                plan.model, plan.members, self.step, self._weights[index]
+        for index, averaged in enumerate(self._models):
+            weights = self._weights[index]
+            matrices, new_weights = self._mixing.matrices(
+                averaged.model, averaged.members, self.step, weights
             )
-            first = len(steps) if isinstance(plan, _DividedModel) else 0
-            for step, tasks in enumerate(plan.tasks(matrices, self._weights[index]), start=first):
+            first = len(steps) if isinstance(averaged, _DividedModel) else 0
+            for step, tasks in enumerate(averaged.tasks(matrices, weights), start=first):
                 if len(steps) <= step:
                     steps.append([])
                 steps[step] += tasks
-            self._weights[index] = after
+            self._weights[index] = new_weights
         self.step += 1
         return steps
 
@@ -447,7 +451,8 @@ class _StackedModel:
     ):
         self.model, self.members = model, members
         self._networks = [networks[member] for member in members]
-        self._like = rows[members[0] if members else 0][0].values[:0, :0]
+        # Without elements: new tensors take its dtype and device.
+        self._empty = rows[members[0] if members else 0][0].values[:0, :0]
         if blocks is None:
             size = len(self._networks[0].slicing.coordinates(model))
             blocks = split_into_blocks(size, len(members))
@@ -464,7 +469,7 @@ class _StackedModel:
             )
             stack_rows.append(row)
             block_rows.append(block_row)
-        self._groups = [_MemberGroup(*each, self._blocks) for each in by_coordinates.values()]
+        self._groups = [_MemberGroup(*group, self._blocks) for group in by_coordinates.values()]
 
     def tasks(self, matrices: list[csr_array] | None, weights: np.ndarray) -> list[Tasks]:
         """Return a list of tasks, one per block, for every product; see `Mixing.matrices`."""
@@ -489,7 +494,7 @@ class _StackedModel:
         """Gather the values of a block; return them mixed and checked."""
         count = len(self._networks)
         received = 0 if others is None else len(others)
-        values = self._like.new_empty(count + received, block[1] - block[0])
+        values = self._empty.new_empty(count + received, block[1] - block[0])
         for group in self._groups:
             group.gather(block, values)
         if others is not None:
@@ -511,21 +516,21 @@ class _StackedModel:
 
     def _mean(self, weights: np.ndarray) -> Mixer:
         """Return the mixer that computes the weighted mean."""
-        shares = torch.from_numpy(weights / weights.sum()).to(self._like)
+        shares = torch.from_numpy(weights / weights.sum()).to(self._empty)
         # Averaging the differences to one peer keeps the mean of equal values exact.
         return lambda block: block[0] + shares @ (block - block[0])
 
     def _product(self, matrix: csr_array) -> Mixer:
         """Return the mixer that multiplies by this matrix: dense or sparse, whichever is faster."""
-        like = self._like
         rows, columns = matrix.shape or (0, 0)
         if matrix.nnz > DENSE_COST * rows * columns:
-            dense = torch.from_numpy(matrix.toarray()).to(like)
+            dense = torch.from_numpy(matrix.toarray()).to(self._empty)
             return lambda block: dense @ block
         # A weighted sum of rows for each member is a sparse product; embedding_bag is torch's fastest one.
-        index = torch.from_numpy(matrix.indices.astype(np.int64)).to(like.device)
-        starts = torch.from_numpy(matrix.indptr[:-1].astype(np.int64)).to(like.device)
-        shares = torch.from_numpy(matrix.data).to(like)
+        device = self._empty.device
+        index = torch.from_numpy(matrix.indices.astype(np.int64)).to(device)
+        starts = torch.from_numpy(matrix.indptr[:-1].astype(np.int64)).to(device)
+        shares = torch.from_numpy(matrix.data).to(self._empty)
         return lambda block: F.embedding_bag(
             index, block, starts, mode="sum", per_sample_weights=shares
         )
@@ -536,7 +541,7 @@ class _DividedModel(_StackedModel):
 
     A rank without members takes part in the exchanges, with no rows.
 
-    members: those of all ranks.
+    members: the indices of the members on all ranks.
     """
 
     def __init__(
@@ -549,24 +554,25 @@ class _DividedModel(_StackedModel):
         shard: Shard,
     ):
         self._ranks, self._rank_of = shard.ranks, shard.rank_of[members]
-        self._own = np.flatnonzero(self._rank_of == shard.rank)
+        # Which of `members` are on this rank.
+        self._own_members = np.flatnonzero(self._rank_of == shard.rank)
         # Blocks are the same on all ranks, which exchange them one after the other.
         blocks = split_into_blocks(shard.sizes[model], len(members) // shard.ranks.count)
-        here = np.searchsorted(shard.own, np.array(members)[self._own]).tolist()
-        super().__init__(model, here, networks, rows, digests, blocks)
+        own_indices = np.searchsorted(shard.own_peers, np.array(members)[self._own_members])
+        super().__init__(model, own_indices.tolist(), networks, rows, digests, blocks)
         self.members = members
-        # Rows of members on other ranks, of the blocks that are mixed now.
+        # Rows of members on other ranks, for the blocks that are mixed next.
         self._received: Tensor | None = None
 
     def tasks(self, matrices: list[csr_array] | None, weights: np.ndarray) -> list[Tasks]:
-        if len(self._own) == len(self.members):
+        if len(self._own_members) == len(self.members):
             return super().tasks(matrices, weights)
         if matrices is None:
             return self._mean_over_ranks(weights)
         plans, folded = [self._plan(matrix) for matrix in matrices], fold(matrices)
-        if folded is not matrices:  # rows cross once then, but more of them
-            once = [self._plan(matrix) for matrix in folded]
-            plans = min(plans, once, key=lambda plans: sum(plan.crossing for plan in plans))
+        if folded is not matrices:  # ranks then exchange rows only once, but perhaps more of them
+            folded_plans = [self._plan(matrix) for matrix in folded]
+            plans = min(plans, folded_plans, key=lambda plans: sum(p.total_rows for p in plans))
         return [tasks for plan in plans for tasks in self._product_over_ranks(plan)]
 
     def _plan(self, matrix: csr_array) -> Exchange:
@@ -579,7 +585,7 @@ class _DividedModel(_StackedModel):
     def _product_over_ranks(self, plan: Exchange) -> list[Tasks]:
         """Return tasks that multiply by a matrix: exchange some blocks, mix them, then the next ones."""
         mixer, (first, last) = self._product(plan.matrix), self._blocks[0]
-        block_bytes = max(1, plan.crossing) * (last - first) * self._like.element_size()
+        block_bytes = max(1, plan.total_rows) * (last - first) * self._empty.element_size()
         at_once = max(1, EXCHANGE_BYTES // block_bytes)  # the same on all ranks
         steps: list[Tasks] = []
         for begin in range(0, len(self._blocks), at_once):
@@ -587,20 +593,20 @@ class _DividedModel(_StackedModel):
             steps.append([lambda blocks=blocks: self._exchange(plan, blocks)])
             start = blocks[0][0]
             mix = [lambda b=block, s=start: self._mix_received(b, s, mixer) for block in blocks]
-            steps.append(mix if len(self._own) else [])
+            steps.append(mix if len(self._own_members) else [])
         return steps
 
     def _exchange(self, plan: Exchange, blocks: Sequence[Block]) -> None:
         """Send the rows of some blocks that other ranks need, and receive those that this rank needs."""
-        if not plan.crossing:  # the links of this exchange are all inside ranks
+        if not plan.total_rows:  # no link of this exchange connects two ranks
             self._received = None
             return
         start, stop = blocks[0][0], blocks[-1][1]
-        numbers = torch.from_numpy(np.concatenate(plan.sends)).to(self._like.device)
-        rows = self._like.new_empty(len(numbers), stop - start)
+        sent = torch.from_numpy(np.concatenate(plan.sends)).to(self._empty.device)
+        rows = self._empty.new_empty(len(sent), stop - start)
         for a, b in blocks:
-            rows[:, a - start : b - start] = self._mixed((a, b), lambda values: values[numbers])
-        counts = [len(each) for each in plan.sends]
+            rows[:, a - start : b - start] = self._mixed((a, b), lambda values: values[sent])
+        counts = [len(numbers) for numbers in plan.sends]
         self._received = self._ranks.exchange(rows, counts, plan.receives)
 
     def _mix_received(self, block: Block, start: int, mixer: Mixer) -> None:
@@ -612,18 +618,18 @@ class _DividedModel(_StackedModel):
 
     def _mean_over_ranks(self, weights: np.ndarray) -> list[Tasks]:
         """Return tasks that compute the weighted mean: on every rank by itself, then over the ranks."""
-        own = weights[self._own]
-        mixer, share = self._mean(own), float(own.sum() / weights.sum())
-        # With more digits, so that the mean of equal values stays exact.
-        total = torch.zeros(self._blocks[-1][1], dtype=torch.float64, device=self._like.device)
-        own_blocks = self._blocks if len(own) else []
+        own_weights = weights[self._own_members]
+        mixer, share = self._mean(own_weights), float(own_weights.sum() / weights.sum())
+        # In float64, so that the mean of equal values stays exact.
+        total = torch.zeros(self._blocks[-1][1], dtype=torch.float64, device=self._empty.device)
+        own_blocks = self._blocks if len(own_weights) else []
 
         def add(block: Block) -> None:
             total[slice(*block)] = share * self._mixed(block, mixer).double()
 
         def write(block: Block) -> None:
             for group in self._groups:
-                group.scatter(block, total[slice(*block)].to(self._like))
+                group.scatter(block, total[slice(*block)].to(self._empty))
 
         return [
             [lambda block=block: add(block) for block in own_blocks],

@@ -68,7 +68,7 @@ class Draws:
 
 
 def _mix(state: Hashes) -> Hashes:
-    """One step of the splitmix64 generator: every bit of the result depends on every bit of the input."""
+    """One step of the splitmix64 generator: each bit of the result depends on all bits of the input."""
     state = state + _GOLDEN
     state = (state ^ (state >> np.uint64(30))) * _MULTIPLIER_1
     state = (state ^ (state >> np.uint64(27))) * _MULTIPLIER_2
@@ -140,11 +140,11 @@ def parse(spec: str | Mapping[str, Any] | float, what: str = "duration") -> Dist
     if _is_number(spec):
         table: dict[str, Any] = {"kind": "constant", "value": spec}
     elif isinstance(spec, str):
-        kind, *words = spec.split(":")
+        kind, *arguments = spec.split(":")
         names = FAMILIES[kind].names if kind in FAMILIES else ()
-        if names and len(words) != len(names):
+        if names and len(arguments) != len(names):
             raise TimeError(f"{what} is {spec!r}: write {':'.join([kind, *names])}, with numbers")
-        table = {"kind": kind, **dict(zip(names, words, strict=False))}
+        table = {"kind": kind, **dict(zip(names, arguments, strict=False))}
     elif isinstance(spec, Mapping):
         table = dict(spec)
     else:
@@ -224,11 +224,11 @@ class Conditions:
                 raise TimeError(f"{name} is {value:g}, it must be positive")
         if not 1 <= self.slowdown < np.inf:
             raise TimeError(f"slowdown is {self.slowdown:g}, it must be at least 1")
-        for each in self.partitions:
-            if not 0 <= each.start < each.end:
+        for partition in self.partitions:
+            if not 0 <= partition.start < partition.end:
                 raise TimeError(
-                    f"a partition from {each.start:g} to {each.end:g}: it must start at 0 or later and "
-                    "end after it started"
+                    f"a partition from {partition.start:g} to {partition.end:g}: it must start at 0 or later "
+                    "and end after it started"
                 )
 
     @property
@@ -257,11 +257,12 @@ class World:
         count = round(conditions.stragglers * self.peers)
         self._slowness = np.full(self.peers, float(conditions.every))
         self._slowness[np.argsort(straggler_draws, kind="stable")[:count]] *= conditions.slowdown
-        self._sides = [
-            (each.start, each.end, np.isin(all_peers, sorted(each.side)))
-            for each in conditions.partitions
+        # (start, end, whether each peer is on the partition's first side)
+        self._partitions = [
+            (partition.start, partition.end, np.isin(all_peers, sorted(partition.side)))
+            for partition in conditions.partitions
         ]
-        for peer in (peer for each in conditions.partitions for peer in each.side):
+        for peer in (peer for partition in conditions.partitions for peer in partition.side):
             if not 0 <= peer < self.peers:
                 raise TimeError(
                     f"a partition names peer {peer}, but peers are 0 to {self.peers - 1}"
@@ -272,29 +273,32 @@ class World:
 
     def training(self, peer: Ints, count: Ints) -> Floats:
         """How long each peer trains between its pushes number `count` − 1 and `count`."""
-        times = self.conditions.training
-        keys = np.zeros_like(count) if times.fixed else count
-        return times.at(self.draws.uniform("training", peer, keys)) * self._slowness[peer]
+        duration = self.conditions.training
+        keys = np.zeros_like(count) if duration.fixed else count
+        return duration.at(self.draws.uniform("training", peer, keys)) * self._slowness[peer]
 
-    def delay(self, lane: int, sender: Ints, receiver: Ints, count: Ints, way: str) -> Floats:
-        """How long each message takes; fixed delays depend only on the link, in both directions."""
-        times = self.conditions.delay
-        if times.fixed:
+    def delay(self, lane: int, sender: Ints, receiver: Ints, count: Ints, message: str) -> Floats:
+        """How long each message takes; fixed delays depend only on the link, in both directions.
+
+        lane: see Timetable. count: the number of the transfer's push. message: "give" or "answer".
+        """
+        duration = self.conditions.delay
+        if duration.fixed:
             a, b = np.minimum(sender, receiver), np.maximum(sender, receiver)
-            return times.at(self.draws.uniform("link", a, b))
-        if times.kind == "constant":
-            return times.at(np.zeros(len(sender)))
-        return times.at(self.draws.uniform(f"{way} {lane}", sender, receiver, count))
+            return duration.at(self.draws.uniform("link", a, b))
+        if duration.kind == "constant":
+            return duration.at(np.zeros(len(sender)))
+        return duration.at(self.draws.uniform(f"{message} {lane}", sender, receiver, count))
 
     def lost(
-        self, lane: int, sender: Ints, receiver: Ints, count: Ints, way: str, time: Floats
+        self, lane: int, sender: Ints, receiver: Ints, count: Ints, message: str, time: Floats
     ) -> Flags:
-        """Whether a message sent at `time` is lost: by chance, a failed link or a partition."""
+        """Whether a message sent at `time` is lost: by chance, a failed link or a partition; see `delay`."""
         lost = ~self.link_up(sender, receiver, time)
         if self.conditions.loss:
-            chance = self.draws.uniform(f"loss {way} {lane}", sender, receiver, count)
+            chance = self.draws.uniform(f"loss {message} {lane}", sender, receiver, count)
             lost |= chance < self.conditions.loss
-        for start, end, side in self._sides:
+        for start, end, side in self._partitions:
             lost |= (start <= time) & (time < end) & (side[sender] != side[receiver])
         return lost
 
@@ -304,8 +308,8 @@ class World:
             return np.ones(len(sender), bool)
         keys = sender * self.peers + receiver
         rows = np.minimum(np.searchsorted(self._link_keys, keys), len(self._link_keys) - 1)
-        flips = (self._flips[rows] <= time[:, None]).sum(axis=1)
-        return (self._link_keys[rows] != keys) | (flips % 2 == 0)
+        changes = (self._link_changes[rows] <= time[:, None]).sum(axis=1)
+        return (self._link_keys[rows] != keys) | (changes % 2 == 0)  # the first change is a failure
 
     # --- presence -------------------------------------------------------------------------------
 
@@ -349,7 +353,7 @@ class World:
                 first_event.setdefault(event.peer, event.kind)
         absent = [peer for peer, kind in first_event.items() if kind == "arrive"]
         if events:
-            churn(graph, events, absent)  # raises if they contradict each other
+            churn(graph, events, absent)  # raises if events contradict each other
         starts = [[0.0] for _ in range(self.peers)]
         ends: list[list[float]] = [[] for _ in range(self.peers)]
         for peer in absent:
@@ -371,7 +375,7 @@ class World:
         self.starts = _padded(starts, 1)
         self.ends = _padded(ends, self.starts.shape[1] - max(map(len, ends)))
         self._link_keys = np.array(sorted(links), dtype=np.int64)
-        self._flips = _padded([links[key] for key in sorted(links)], 0)
+        self._link_changes = _padded([links[key] for key in sorted(links)], 0)
 
 
 def _padded(rows: Iterable[list[float]], extra: int) -> Floats:
@@ -419,14 +423,14 @@ class Transfers:
     def __len__(self) -> int:
         return len(self.push)
 
-    def where(self, chosen: Flags) -> Self:
-        """The transfers for which `chosen` is True."""
-        return type(self)(*(getattr(self, each.name)[chosen] for each in fields(self)))
+    def where(self, mask: Flags) -> Self:
+        """The transfers for which `mask` is True."""
+        return type(self)(*(getattr(self, each.name)[mask] for each in fields(self)))
 
-    def and_then(self, others: Self) -> Self:
+    def extended(self, others: Self) -> Self:
         """These transfers, followed by `others`."""
-        both = ((getattr(self, each.name), getattr(others, each.name)) for each in fields(self))
-        return type(self)(*(np.concatenate(pair) for pair in both))
+        columns = ((getattr(self, each.name), getattr(others, each.name)) for each in fields(self))
+        return type(self)(*map(np.concatenate, columns))
 
 
 @dataclass(frozen=True)
@@ -527,15 +531,16 @@ class Timetable:
 
     def until(self, end: float) -> Plan:
         """Plan all pushes before `end` that were not planned before."""
-        none, never, no = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool)
-        pushes = [(none, never, none)]
-        transfers: list[tuple[Any, ...]] = [(none, none, none, never, never, no, no, no, no)]
+        # Empty columns of each type, for a window without pushes.
+        ints, floats, flags = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool)
+        pushes = [(ints, floats, ints)]
+        transfers: list[tuple[Any, ...]] = [(ints, ints, ints, floats, floats, *[flags] * 4)]
         idle, number = 0, 0
-        for at, peer, time, count in self._clock.until(end):
-            edge, push = self._choose(at, time, count)
-            fan = np.bincount(push, minlength=len(at))
+        for indices, peer, time, count in self._clock.until(end):
+            edge, push = self._choose(indices, time, count)
+            fan = np.bincount(push, minlength=len(indices))
             has_targets = fan > 0
-            idle += len(at) - int(has_targets.sum())
+            idle += len(indices) - int(has_targets.sum())
             index = number + np.cumsum(has_targets) - 1
             number += int(has_targets.sum())
             pushes.append((peer[has_targets], time[has_targets], fan[has_targets]))
@@ -545,12 +550,12 @@ class Timetable:
         columns = (np.concatenate(column) for column in zip(*transfers, strict=True))
         return Plan(peer, time, fan, Transfers(*columns), idle)
 
-    def _choose(self, at: Ints, time: Floats, count: Ints) -> tuple[Ints, Ints]:
-        """The links that are used, and for each the index of its push in `at`."""
-        degree = self._degree[at]
-        push = np.repeat(np.arange(len(at)), degree)
+    def _choose(self, indices: Ints, time: Floats, count: Ints) -> tuple[Ints, Ints]:
+        """The links used by pushes of the peers at `indices`, and for each the position of its push there."""
+        degree = self._degree[indices]
+        push = np.repeat(np.arange(len(indices)), degree)
         within = np.arange(len(push)) - np.repeat(np.cumsum(degree) - degree, degree)
-        edge = self._first[at][push] + within
+        edge = self._first[indices][push] + within
         push_time = time[push]
         is_open = self._closes[edge] > push_time
         if self._world.churns:  # a new session does not have the open transfers of the old one

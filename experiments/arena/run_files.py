@@ -35,7 +35,7 @@ TrafficByModel = Callable[[], Iterable[tuple[str, int, Traffic]]]
 
 
 def all_callbacks(callbacks: Sequence[Callback], config: Config, folder: Path) -> list[Callback]:
-    """Return the given callbacks and those that a config names; folder: of the results."""
+    """Return the given callbacks and those that a config names; folder: where the latter write results."""
     return [*callbacks, *make_callbacks(config.callbacks, folder, config.name)]
 
 
@@ -76,12 +76,12 @@ def open_run_folder(
 
 
 def test_record(peer: Member | PeerFacts, test: Metrics) -> dict[str, object]:
-    """Return what metrics.jsonl says about every test of a peer."""
+    """Return the record of a peer's test in metrics.jsonl, without round and time."""
     return {"peer": peer.name, "task": peer.task, **as_record(test)}
 
 
 def gain_record(gain: Gain) -> dict[str, object]:
-    """Return what the record of a test has in addition if the peer has a lone twin."""
+    """Return the fields that the record of a test has in addition if the peer has a lone twin."""
     return {"alone_accuracy": gain.alone_accuracy, "alone_loss": gain.alone_loss}
 
 
@@ -100,7 +100,7 @@ def read_gain(out: Path) -> SwarmGain | None:
     if not path.exists():
         return None
     table = json.loads(path.read_text("utf-8"))
-    gains = [Gain.from_dict(each) for each in table["peers"]]
+    gains = [Gain.from_dict(record) for record in table["peers"]]
     return SwarmGain.of(gains, table["swarm"]["peers"])
 
 
@@ -134,18 +134,18 @@ def _write_traffic(path: Path, traffic_by_model: Iterable[tuple[str, int, Traffi
 def summarise(out: Path, title: str) -> list[Path]:
     """Write a table and a figure from metrics.jsonl and presence.csv; nothing if no peer was tested.
 
-    title: of the figure. Returns the paths of the files.
+    title: the first words of the figure's title. Returns the paths of the files.
     """
     tests, tasks = AccuracyLog(read_presence(out / "presence.csv")), dict[str, str]()
     accuracies_by_round: dict[int, list[float]] = {}
-    named: dict[str, dict[str, float]] = {}
+    named_metrics: dict[str, dict[str, float]] = {}
     in_virtual_time = False
     for record in read_records(out / "metrics.jsonl"):
         peer, round, accuracy = record["peer"], record["round"], record["accuracy"]
         in_virtual_time, tasks[peer] = "time" in record, record["task"]
         tests.add(peer, record.get("time", round), round, accuracy)
         accuracies_by_round.setdefault(round, []).append(accuracy)
-        named[peer] = record.get("metrics", {})
+        named_metrics[peer] = record.get("metrics", {})
     if not tasks:
         return []
     from ..study.figures import (
@@ -177,9 +177,9 @@ def summarise(out: Path, title: str) -> list[Path]:
         header = ["peer", "task", "accuracy"]
         rows = [[peer, tasks[peer], f"{accuracy:.4f}"] for peer, accuracy in latest.items()]
         figure, axes = canvas(f"{peers} {legend} peer")
-    names = sorted({name for values in named.values() for name in values})
+    names = sorted({name for values in named_metrics.values() for name in values})
     for row in rows:
-        values = named.get(row[0], {})
+        values = named_metrics.get(row[0], {})
         row += [f"{values[name]:.4f}" if name in values else "" for name in names]
     write_csv(out / "summary.csv", [*header, *names], rows)
     band(axes, tests.curve() if in_virtual_time else accuracies_by_round)

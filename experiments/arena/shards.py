@@ -50,10 +50,10 @@ class RankError(GossamerError):
 
 
 class _RankLost(RankError):
-    """Another rank has closed its connection, or torchrun ends this one; which one failed is not known."""
+    """Another rank has closed its connection, or torchrun ends this rank; which rank failed is not known."""
 
 
-# --- rows that cross --------------------------------------------------------------------------------
+# --- rows sent between ranks --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,22 @@ class Exchange:
 
     sends: for every rank, the numbers (among this rank's own rows) of the rows that this rank sends to it.
     receives: how many rows this rank receives from every rank; they arrive in ascending order.
-    crossing: how many rows all ranks together receive.
+    total_rows: how many rows all ranks together receive.
     matrix: this rank's rows of the matrix. Its columns are this rank's own rows, then those received.
     """
 
     sends: list[np.ndarray]
     receives: list[int]
-    crossing: int
+    total_rows: int
     matrix: csr_array
 
 
 def plan_exchange(matrix: csr_array, rank_of: np.ndarray, rank: int, ranks: int) -> Exchange:
     """Plan the product of a square matrix with rows of values that several ranks hold.
 
-    A row of values is sent to another rank if that rank has a nonzero entry in the row's column, and once
-    only. rank_of: the rank of each row, which has both the row of values and the row of the matrix.
+    A row of values is sent, once, to every other rank that has a nonzero entry in the row's column.
+
+    rank_of: for every row, the rank that has it: both the row of values and the row of the matrix.
     """
     from scipy.sparse import csr_array
 
@@ -85,26 +86,25 @@ def plan_exchange(matrix: csr_array, rank_of: np.ndarray, rank: int, ranks: int)
     row, column, data = entries.row[nonzero], entries.col[nonzero], entries.data[nonzero]
     count = len(rank_of)
     number_on_rank = np.zeros(count, dtype=np.int64)  # of each row, among those of its rank
-    for each in range(ranks):
-        rows = np.flatnonzero(rank_of == each)
+    for other in range(ranks):
+        rows = np.flatnonzero(rank_of == other)
         number_on_rank[rows] = np.arange(len(rows))
-    crosses = rank_of[row] != rank_of[column]
-    # Every pair (rank that needs a row, row) once, sorted by the row's own rank too.
+    is_remote = rank_of[row] != rank_of[column]
+    # Every triple (rank that needs a row, rank that has it, row) once, sorted, and encoded in one integer.
     needed = np.unique(
-        (rank_of[row[crosses]] * ranks + rank_of[column[crosses]]) * count + column[crosses]
+        (rank_of[row[is_remote]] * ranks + rank_of[column[is_remote]]) * count + column[is_remote]
     )
-    (to, source), crossing = np.divmod(needed // count, ranks), needed % count
-    sends = [number_on_rank[crossing[(source == rank) & (to == each)]] for each in range(ranks)]
-    mine = to == rank
-    received = crossing[mine]
+    (target, source), sent = np.divmod(needed // count, ranks), needed % count
+    sends = [number_on_rank[sent[(source == rank) & (target == other)]] for other in range(ranks)]
+    received = sent[target == rank]
     own = np.flatnonzero(rank_of == rank)
-    place = np.full(count, -1, dtype=np.int64)
-    place[own] = np.arange(len(own))
-    place[received] = len(own) + np.arange(len(received))
-    here = rank_of[row] == rank
-    shape = len(own), len(own) + len(received)
-    local = csr_array((data[here], (number_on_rank[row[here]], place[column[here]])), shape=shape)
-    receives = np.bincount(source[mine], minlength=ranks).tolist()
+    local_column = np.full(count, -1, dtype=np.int64)
+    local_column[own] = np.arange(len(own))
+    local_column[received] = len(own) + np.arange(len(received))
+    is_own = rank_of[row] == rank
+    indices = number_on_rank[row[is_own]], local_column[column[is_own]]
+    local = csr_array((data[is_own], indices), shape=(len(own), len(own) + len(received)))
+    receives = np.bincount(source[target == rank], minlength=ranks).tolist()
     return Exchange(sends, receives, len(needed), local)
 
 
@@ -172,7 +172,7 @@ def join_ranks() -> Iterator[RankGroup]:
     """
     store: Any  # torch's type has no `clone`
     store, rank, count = next(iter(rendezvous("env://")))
-    # By a connection of its own: connecting the ranks may keep the other busy for long.
+    # On a connection of its own, because connecting the ranks may keep that of `store` busy for long.
     notices = _Notices(PrefixStore("gossamer notices", store.clone()), rank, count)
     if rank:
         console.out.quiet = console.err.quiet = True
@@ -184,7 +184,7 @@ def join_ranks() -> Iterator[RankGroup]:
             )
         yield RankGroup()
         with _lost_connections():
-            dist.barrier()  # nobody leaves while others still need it
+            dist.barrier()  # no rank leaves while others still need its connection
         dist.destroy_process_group()
     except _RankLost:
         notices.end_run()
@@ -206,7 +206,7 @@ def _raise_ended(*_: object) -> NoReturn:
 class _Notices:
     """Tells ranks why one of them has ended, by keys of the store through which torchrun connects them.
 
-    Every rank changes a counter of its own as long as it lives.
+    Every rank increases a counter of its own, a heartbeat, as long as it lives.
     """
 
     HEARTBEAT = 0.5
@@ -217,17 +217,17 @@ class _Notices:
     def __init__(self, store: Any, rank: int, count: int):
         self._store, self._rank, self._count = store, rank, count
         self._closed = threading.Event()
-        self._store.add(self._beats(rank), 1)
+        self._store.add(self._counter_key(rank), 1)
         threading.Thread(target=self._beat, name="gossamer heartbeat", daemon=True).start()
 
     @staticmethod
-    def _beats(rank: int) -> str:
+    def _counter_key(rank: int) -> str:
         return f"beats of {rank}"
 
     def _beat(self) -> None:
         with suppress(RuntimeError):  # the store is gone: the run is over
             while not self._closed.wait(self.HEARTBEAT):
-                self._store.add(self._beats(self._rank), 1)
+                self._store.add(self._counter_key(self._rank), 1)
 
     def close(self) -> None:
         """Stop changing this rank's counter."""
@@ -254,7 +254,7 @@ class _Notices:
         raise RankError(reason)
 
     def _reason(self) -> str:
-        """Return why the run has ended: what a rank has told, or which ranks are silent."""
+        """Return why the run has ended: the reason that a rank has stored, or which ranks are silent."""
         before = self._counters()
         until = time.monotonic() + self.SILENCE
         while time.monotonic() < until:
@@ -271,7 +271,7 @@ class _Notices:
         return "the ranks were told to end"
 
     def _counters(self) -> list[int]:
-        return [self._store.add(self._beats(rank), 0) for rank in range(self._count)]
+        return [self._store.add(self._counter_key(rank), 0) for rank in range(self._count)]
 
 
 def _host() -> str:
@@ -301,7 +301,9 @@ def launch(ranks: int, function: Callable[..., T] | str, *arguments: object) -> 
         results = elastic_launch(config, function)(*arguments)
     except ChildFailedError as error:
         exits = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        if len(exits) == ranks and all(code < 0 for code in exits.values()):  # nobody left to tell
+        if len(exits) == ranks and all(
+            code < 0 for code in exits.values()
+        ):  # no rank could print why
             raise RankError(
                 f"all {ranks} ranks died: killed, or out of memory; simulate fewer peers"
             ) from None
@@ -319,7 +321,7 @@ def launch(ranks: int, function: Callable[..., T] | str, *arguments: object) -> 
 
 
 def divide_peers(peers: int, ranks: int, graph: nx.Graph | None) -> np.ndarray:
-    """Return the rank of every peer: as many peers on each rank, and few links of the graph between ranks."""
+    """Return the rank of every peer: equally many peers per rank, and few links between ranks."""
     if graph is None:
         return np.arange(peers) * ranks // peers
     from ...topology import partition
@@ -328,33 +330,34 @@ def divide_peers(peers: int, ranks: int, graph: nx.Graph | None) -> np.ndarray:
 
 
 class Shard:
-    """The peers of this rank, and what it has to know of the others.
+    """The peers of this rank, and what it has to know of the peers on other ranks.
 
     ranks: all ranks. on_machine: how many of them share this machine's memory and cores.
-    rank_of: the rank of every peer. own: the peers of this rank, ascending.
+    rank_of: the rank of every peer. own_peers: the numbers of the peers of this rank, ascending.
     models: the partial models that more than one peer has, each with the numbers of all its peers.
     sizes: how many coordinates each partial model has.
 
-    networks: those of `own`, in order.
+    networks: those of `own_peers`, in order.
     """
 
     def __init__(self, ranks: RankGroup, rank_of: np.ndarray, networks: Sequence[SlicedNetwork]):
         self.ranks, self.rank_of = ranks, rank_of
         self.rank, self.on_machine = ranks.rank, ranks_on_this_machine()
-        self.own: list[int] = np.flatnonzero(rank_of == self.rank).tolist()
-        here: dict[str, tuple[list[int], Any, int]] = {}
+        self.own_peers: list[int] = np.flatnonzero(rank_of == self.rank).tolist()
+        # By model: the peers of one rank that have it, its schema and its size.
+        own_models: dict[str, tuple[list[int], Any, int]] = {}
         for model, indices in networks_by_model(networks).items():
             slicing = networks[indices[0]].slicing
-            peers = [self.own[index] for index in indices]
-            here[model] = peers, slicing.schema(model), len(slicing.coordinates(model))
+            peers = [self.own_peers[index] for index in indices]
+            own_models[model] = peers, slicing.schema(model), len(slicing.coordinates(model))
         first: dict[str, tuple[list[int], Any, int]] = {}
         members: dict[str, list[int]] = {}
-        for models in ranks.all_gather(here):
+        for models in ranks.all_gather(own_models):
             for model, (peers, schema, size) in models.items():
-                others, expected, _ = first.setdefault(model, (peers, schema, size))
+                first_peers, expected, _ = first.setdefault(model, (peers, schema, size))
                 if schema != expected:
                     raise ModelError(
-                        f"model {model!r} is not the same on the peers {others[0]} and {peers[0]}: give "
+                        f"model {model!r} is not the same on the peers {first_peers[0]} and {peers[0]}: give "
                         "both the same cells of it"
                     )
                 members.setdefault(model, []).extend(peers)
@@ -379,8 +382,8 @@ class Shard:
     def gather_round(self, round: Round) -> Round:
         """Return a round with the metrics of all peers on rank 0; on the others, with those of their own."""
         metrics = round.training, round.tests
-        plain = [np.array([(m.loss, m.correct, m.samples) for m in each]) for each in metrics]
-        gathered = self.ranks.gather((*plain, round.gains))
+        arrays = [np.array([(m.loss, m.correct, m.samples) for m in each]) for each in metrics]
+        gathered = self.ranks.gather((*arrays, round.gains))
         if gathered is None:
             return round
         training, tests, gains = zip(*gathered, strict=True)
@@ -411,10 +414,10 @@ class Shard:
 
 def require_agreement(ranks: RankGroup, facts: Mapping[str, object], source: str) -> None:
     """Raise ConfigError, which names the first key that differs, unless all ranks have the same facts."""
-    by_rank = ranks.all_gather(dict(facts))
-    for rank, others in enumerate(by_rank):
-        for key in chain(by_rank[0], others):
-            first, other = by_rank[0].get(key), others.get(key)
+    expected, *_ = by_rank = ranks.all_gather(dict(facts))
+    for rank, actual in enumerate(by_rank):
+        for key in chain(expected, actual):
+            first, other = expected.get(key), actual.get(key)
             if first != other:
                 raise ConfigError(
                     f"{source}: {key} is {first} on rank 0 and {other} on rank {rank}: start all ranks "

@@ -138,8 +138,8 @@ class AutoSharing:
 
     def replace_samples(self, samples: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Give every peer other training samples, as many as before; call `Arena.renew` afterwards."""
-        for member, own in zip(self._members, samples, strict=True):
-            member.replace_samples(own)
+        for member, new_samples in zip(self._members, samples, strict=True):
+            member.replace_samples(new_samples)
 
     def before_training(self) -> None:
         """Note the values that a round of training begins with."""
@@ -147,7 +147,7 @@ class AutoSharing:
             member.before_training()
 
     def before_averaging(self, training: Sequence[Metrics]) -> None:
-        """Collect what peers have measured."""
+        """Collect what peers have measured, for `after_averaging`; training: the metrics of the round."""
         if not self.reason:
             self._contributions = [
                 member.before_averaging(metrics, added)
@@ -177,12 +177,12 @@ class AutoSharing:
         return any(changed)
 
     def _next_plan(self, mean: np.ndarray) -> Plan:
-        """Return the plan that follows, made by the first peer; mean: the statistics as it knows them."""
+        """Return the next plan, made by the first peer; mean: that peer's estimate of the statistics."""
         plan, planner, peers = self.plan, self._planner, len(self._members)
         statistics = Statistics(plan.layout, mean, spread=plan.spread)
         is_slow = self._members[0].is_slow
-        following = planner.next_if_measured(plan, statistics, self._round, peers, is_slow)
-        return following or planner.prolonged(plan, self._round)
+        next_plan = planner.next_if_measured(plan, statistics, self._round, peers, is_slow)
+        return next_plan or planner.prolonged(plan, self._round)
 
 
 class _TrackedMean:
@@ -202,7 +202,7 @@ class _TrackedMean:
 
     @property
     def added(self) -> Sequence[np.ndarray | None]:
-        """Every peer's vector as it is part of the estimates; None before the first."""
+        """The vector of every peer that its estimate contains; None before the first averaging."""
         return [None] * self._peers if self._added is None else list(self._added)
 
     def update(self, vectors: Sequence[np.ndarray]) -> Sequence[np.ndarray]:

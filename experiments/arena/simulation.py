@@ -31,7 +31,7 @@ from ..build import (
     Swarm,
     check_compression,
     choose_twins,
-    members_in_order,
+    matched_members,
     shared_models,
 )
 from ..cli import console
@@ -101,7 +101,7 @@ class Simulation:
         if ranks is not None:
             return cls._of_rank(config, source, ranks)
         _check_memory(config, source)
-        members, stores = members_in_order(Swarm(config, source, load_data))
+        members, stores = matched_members(Swarm(config, source, load_data))
         if config.gossip.mode == "steady":
             graph = push_graph(config, members, source)
             mixing = Steady(graph, pushes_of(config), config.gossip.hostile)
@@ -129,13 +129,13 @@ class Simulation:
             )
         # Peers are divided before they are built, so their partial models, which `bridge` needs, are not
         # known yet. The links that it would add are few, and the division does without them.
-        unchecked = swarm_graph(config.model_copy(update={"bridge": False}), {}, source)
-        rank_of = divide_peers(config.peers, ranks.count, unchecked and unchecked.graph)
-        own = np.flatnonzero(rank_of == ranks.rank).tolist()
+        unbridged = swarm_graph(config.model_copy(update={"bridge": False}), {}, source)
+        rank_of = divide_peers(config.peers, ranks.count, unbridged and unbridged.graph)
+        own_peers = np.flatnonzero(rank_of == ranks.rank).tolist()
         _check_memory(config, source, ranks)
-        swarm = Swarm(config, source, only=own)
+        swarm = Swarm(config, source, only=own_peers)
         data = {} if config.data.set == "sparse" else {"key 'data.set'": swarm.dataset.checksum()}
-        links = [] if unchecked is None else sorted(map(sorted, unchecked.graph.edges))
+        links = [] if unbridged is None else sorted(map(sorted, unbridged.graph.edges))
         digest = hashlib.sha256(json.dumps(links).encode()).hexdigest()[:12]
         require_agreement(ranks, data | {"the graph of key 'topology'": digest}, source)
         members = swarm.members()
@@ -155,7 +155,7 @@ class Simulation:
         weights = [member.samples for member in self.members] if by_samples else None
         twins = choose_twins(config.gain, config.peers, config.seed)
         if self.shard is not None:
-            twins = [index for index, peer in enumerate(self.shard.own) if peer in twins]
+            twins = [index for index, peer in enumerate(self.shard.own_peers) if peer in twins]
         return Arena(
             [member.learner for member in self.members],
             every=config.every,
@@ -254,7 +254,7 @@ def minimum_memory(config: Config) -> MemoryNeeds:
 
 
 def robust_mixing(config: Config, peers_of_model: Mapping[str, list[int]], source: str) -> Robust:
-    """How peers combine values with gossip.robust: on the config's graph, or through a server."""
+    """Return how peers combine values with gossip.robust: on the config's graph, or through a server."""
     check_robust(config, source)
     gossip = config.gossip
     if gossip.mode == "server":
@@ -267,7 +267,7 @@ def robust_mixing(config: Config, peers_of_model: Mapping[str, list[int]], sourc
 def _mixing_on_graph(
     config: Config, peers_of_model: Mapping[str, list[int]], source: str
 ) -> Gossip | None:
-    """Return how peers average on the config's graph; None if it has none."""
+    """Return how peers average on the config's graph; None for exact means, if it sets no graph or rule."""
     if config.topology is None and not config.bridge and config.gossip.rule == "push":
         return None
     return mixing_of(config, peers_of_model, source)
@@ -278,7 +278,7 @@ def _mixing_over_wire(
 ) -> Mixing:
     """Return how peers average in lockstep if their values change on the way.
 
-    For a config with `compress`, `drift` or `dtype`: then peers send messages, as live peers do, instead of
+    That is with `compress`, `drift` or `dtype`: peers then send messages, as live peers do, instead of
     computing the exact mean.
 
     mixing: that of the config's topology, if it has one. Without a topology, live peers push equal parts to
@@ -381,8 +381,8 @@ def simulate(
     return written
 
 
-FREE_KEYS = ("name", "rounds", "callbacks")
-"""Keys in which a config may differ from that of the checkpoint which it continues."""
+CHANGEABLE_KEYS = ("name", "rounds", "callbacks")
+"""Keys of a config that may change when a run is continued from its checkpoint."""
 
 
 def _checkpoint_tree(config: Config, arena: Arena, source: str, interval: int) -> dict[str, Any]:
@@ -405,21 +405,21 @@ def _resume(
         tree = read_arena_state(path)
     except ModelError as error:
         raise ConfigError(f"--resume {folder}: {error}") from None
-    saved, own = flat_keys(tree["config"]), flat_keys(config.model_dump(mode="json"))
+    saved, current = flat_keys(tree["config"]), flat_keys(config.model_dump(mode="json"))
     different = [
         key
-        for key in (saved | own)
-        if saved.get(key) != own.get(key) and key.partition(".")[0] not in FREE_KEYS
+        for key in (saved | current)
+        if saved.get(key) != current.get(key) and key.partition(".")[0] not in CHANGEABLE_KEYS
     ]
     if different:
         raise ConfigError(
-            f"{source}: key {different[0]!r}: {path} is of a run with another value; continue with "
+            f"{source}: key {different[0]!r}: {path} is from a run with another value; continue with "
             f"the same config, which is in {folder / 'config.json'}"
         )
     if tree["files"] != fingerprint(_without_callbacks(config), source):
         raise ConfigError(
-            f"{source}: a file or module that it names has changed since {path} was written; run it as a "
-            "whole"
+            f"{source}: a file or module that it names has changed since {path} was written; run it from "
+            "the beginning, without --resume"
         )
     try:
         arena.restore(tree["arena"])
@@ -431,8 +431,8 @@ def _resume(
             f"{source}: key 'rounds': {path} is of round {last}, so nothing is left to run; raise 'rounds'"
         )
     console.warn(f"continues after round {last} of {folder.resolve()}")
-    records = [each for each in read_records(folder / "metrics.jsonl") if each["round"] <= last]
-    return records, tree["interval"]
+    records = read_records(folder / "metrics.jsonl")
+    return [record for record in records if record["round"] <= last], tree["interval"]
 
 
 def _simulate_other_rank(

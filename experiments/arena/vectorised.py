@@ -184,41 +184,43 @@ class VectorisedPushSum:
         plan = self._timetable.until(end)
         self.counters["idle"] += plan.idle
         first_new = len(self._open)
-        transfers = self._open.and_then(OpenTransfers.of(plan.transfers))
+        transfers = self._open.extended(OpenTransfers.of(plan.transfers))
         trained = [] if self._clock is None else [(p, t) for _, p, t, _ in self._clock.until(end)]
         events = Events.of(self.world, plan, transfers, first_new, self.now, end, trained)
         fan = plan.fan
         first = first_new + np.cumsum(fan) - fan
+        # How often the value of each push will be read: by its transfers' credits and their returns.
         uses = (
             np.isfinite(transfers.arrives[first_new:]).astype(np.int64)
             + transfers.returns[first_new:]
         )
         uses = np.bincount(plan.transfers.push, uses, len(fan)).astype(np.int64)
         done = np.zeros(len(fan) + 1, bool)
-        done[-1] = True  # for events with wait = −1, which depend on no push
-        edges = np.flatnonzero(np.diff(events.peer, prepend=-1, append=-1))
-        at, stop = edges[:-1].copy(), edges[1:]
-        while len(at):
-            ready = done[events.wait[at]]
-            wave = at[ready]
-            kind, what, peer = events.kind[wave], events.what[wave], events.peer[wave]
+        done[-1] = True  # for events with after_push = −1, which depend on no push
+        # Each peer's events are those from its `position`, the next one, to its `stop`.
+        boundaries = np.flatnonzero(np.diff(events.peer, prepend=-1, append=-1))
+        position, stop = boundaries[:-1].copy(), boundaries[1:]
+        while len(position):
+            ready = done[events.after_push[position]]
+            wave = position[ready]
+            kind, item, peer = events.kind[wave], events.item[wave], events.peer[wave]
             if (selected := kind == CREDIT).any():
                 self.counters["arrival"] += int(selected.sum())
-                self._absorb(peer[selected], what[selected], transfers)
+                self._absorb(peer[selected], item[selected], transfers)
             if (selected := kind == SETTLE).any():
-                self._settle(peer[selected], what[selected], transfers)
+                self._settle(peer[selected], item[selected], transfers)
             if self._on_trained is not None and (selected := kind == TRAIN).any():
                 self.counters["training"] += int(selected.sum())
                 self._on_trained(peer[selected], events.time[wave][selected])
             if (selected := kind == PUSH).any():
-                push = what[selected]
+                push = item[selected]
                 self._push(peer[selected], fan[push], first[push], uses[push], transfers)
                 done[push] = True
             if (selected := kind == CHANGE).any():
-                self._change(peer[selected], what[selected] == 1)
-            at += ready
-            unfinished = at < stop
-            at, stop = at[unfinished], stop[unfinished]
+                self._change(peer[selected], item[selected] == 1)
+            position += ready
+            unfinished = position < stop
+            position, stop = position[unfinished], stop[unfinished]
         arriving_later = (transfers.arrives >= end) & (transfers.arrives < np.inf)
         self._open = transfers.where(
             arriving_later | (transfers.returns & (transfers.closes >= end))
@@ -261,7 +263,7 @@ class VectorisedPushSum:
             self.estimates[newcomer] = self._pool.values[row[new]]
             self.weights[newcomer] += self._initial_weights[newcomer]
             self._injected.add(self.estimates[newcomer], self._initial_weights[newcomer])
-        self._pool.used(every_row)
+        self._pool.count_use(every_row)
 
     def _settle(self, peer: Ints, index: Ints, transfers: OpenTransfers) -> None:
         """Return mass to its sender, unless the sender has left.
@@ -275,7 +277,7 @@ class VectorisedPushSum:
                 self._died.add(self._pool.values[row], share, sign)
         self.counters["return"] += int((~died).sum())
         self._absorb(peer[~died], index[~died], transfers)
-        self._pool.used(transfers.row[index[died]])
+        self._pool.count_use(transfers.row[index[died]])
 
     def _change(self, peer: Ints, arrives: Flags) -> None:
         """Peers leave, and their mass is lost; or arrive, without weight until they receive a transfer."""
@@ -300,14 +302,14 @@ class Tally:
 
 @dataclass(frozen=True)
 class OpenTransfers(Transfers):
-    """Transfers that are not finished: the weight `share` of each, and the `row` of its value in the pool."""
+    """Transfers that are not finished. share: the weight of each. row: that of its value in the pool."""
 
     share: Ints
     row: Ints
 
     @classmethod
     def of(cls, new: Transfers) -> OpenTransfers:
-        """Transfers whose push was planned and not made yet."""
+        """Transfers whose push was planned and not made yet: without share and row."""
         blank = np.zeros(len(new), np.int64)
         return cls(**vars(new), share=blank, row=blank.copy())
 
@@ -316,16 +318,16 @@ class OpenTransfers(Transfers):
 class Events:
     """The events of a window, sorted by peer and time.
 
-    what: the index of the event's transfer or push; for changes, 1 if the peer arrives, 0 if it leaves; for
+    item: the index of the event's transfer or push; for changes, 1 if the peer arrives, 0 if it leaves; for
         trainings, nothing.
-    wait: the index of the push that must be made before; −1 for none.
+    after_push: the index of the push that must be made before; −1 for none.
     """
 
     peer: Ints
     time: Floats
     kind: Ints
-    what: Ints
-    wait: Ints
+    item: Ints
+    after_push: Ints
 
     @classmethod
     def of(
@@ -344,24 +346,25 @@ class Events:
         """
         credit = np.flatnonzero((transfers.arrives >= start) & (transfers.arrives < end))
         settle = np.flatnonzero(transfers.returns & (transfers.closes < end))
-        wait = np.full(len(credit), -1)
+        after_push = np.full(len(credit), -1)
         new = credit >= first_new
-        wait[new] = plan.transfers.push[credit[new] - first_new]
+        after_push[new] = plan.transfers.push[credit[new] - first_new]
         changing, change_time, arrives = world.changes(start, end) if world.churns else _NO_CHANGES
         receiver, sender = transfers.receiver[credit], transfers.sender[credit]
         giver, other = transfers.sender[settle], transfers.receiver[settle]
         columns = (
-            # peer, time, kind, other (breaks ties), what, wait
+            # peer, time, kind, other (breaks ties), item, after_push
             (changing, change_time, CHANGE, arrives, arrives, -1),
-            (receiver, transfers.arrives[credit], CREDIT, sender, credit, wait),
+            (receiver, transfers.arrives[credit], CREDIT, sender, credit, after_push),
             (giver, transfers.closes[settle], SETTLE, other, settle, -1),
             *((of_peer, at, TRAIN, 0, 0, -1) for of_peer, at in trained),
             (plan.peer, plan.time, PUSH, 0, np.arange(len(plan.peer)), -1),
         )
         filled = [[np.broadcast_to(c, len(rows[0])) for c in rows] for rows in columns]
-        peer, time, kind, other, what, wait = (np.concatenate(c) for c in zip(*filled, strict=True))
+        joined = (np.concatenate(column) for column in zip(*filled, strict=True))
+        peer, time, kind, other, item, after_push = joined
         order = np.lexsort((kind * world.peers + other, time, peer))
-        return cls(peer[order], time[order], kind[order], what[order], wait[order])
+        return cls(peer[order], time[order], kind[order], item[order], after_push[order])
 
 
 class Pool:
@@ -382,8 +385,8 @@ class Pool:
         self._uses[rows] = uses
         return rows
 
-    def used(self, rows: Ints) -> None:
-        """Count one use of each row; a row that is given twice is counted twice."""
+    def count_use(self, rows: Ints) -> None:
+        """Count one use of each row, two of a row that is given twice; free rows after their last use."""
         np.subtract.at(self._uses, rows, 1)
         done = rows[self._uses[rows] == 0]
         if len(done):

@@ -1,5 +1,4 @@
-"""Run a config in virtual time, a simulated clock: each peer trains at its own pace and gossips by the rules
-of live peers.
+"""Run a config in virtual time, a simulated clock: each peer trains at its own pace, with live peers' gossip.
 
 A training job (the local steps of one peer) begins with the peer's current values. Mass that arrives during
 the job is mixed into the peer's values, not into the job. When the job ends, the change that training made is
@@ -40,7 +39,7 @@ from ..build import (
     Swarm,
     check_compression,
     choose_twins,
-    members_in_order,
+    matched_members,
     shared_models,
 )
 from ..cli import console
@@ -139,7 +138,7 @@ class ArrayJobs:
             values,
             dtype=values.dtype.type,
             on_trained=self._finish,
-            on_credit=self._keep_start,
+            on_credit=self._store_start,
             **options,
         )
         self._values = torch.from_numpy(self.push_sum.estimates)
@@ -147,8 +146,8 @@ class ArrayJobs:
         self.rounds = np.zeros(peers, np.int64)
         # Of each peer's present job: the values and the number of credited transfers with which it began,
         # when it began, whether a test is due before it, and whether it is computed (trained, not finished).
-        # The values are kept from the first credit on. Until then they are the peer's values, and until the
-        # job is computed, they are the parameters of its network.
+        # A job's starting values are stored at its first credit: until then they are the peer's values, and
+        # until the job is computed, also the parameters of its network.
         self._start_values = torch.empty_like(self._values)
         self._start_credits = self.push_sum.credits.copy()
         self._start_times = np.zeros(peers)
@@ -162,12 +161,12 @@ class ArrayJobs:
     def run(self, seconds: float) -> None:
         """Let virtual time pass, then undo the jobs that have not ended.
 
-        A test is reported when the job after it has ended; tests before unfinished jobs at the end, by peer.
+        A test is reported when the job after it ends; if that does not end, at the end of the run.
         """
         interval = self.push_sum.world.conditions.push_interval
         while self.push_sum.now < seconds:
             self.push_sum.advance(min(self.push_sum.now + _WINDOW_INTERVALS * interval, seconds))
-            for *_, test in sorted(self._tests_to_report, key=lambda each: each[:2]):
+            for *_, test in sorted(self._tests_to_report, key=lambda entry: entry[:2]):
                 self._report(test)
             self._tests_to_report.clear()
         # Jobs that do not end are not trained, but the tests before them are run.
@@ -191,7 +190,7 @@ class ArrayJobs:
         """Finish the jobs of some peers: add their changes to the peers' values, and begin the next jobs."""
         if not self._computed[peers].all():
             self._train(np.flatnonzero(~self._computed))
-        # A peer without credits during its job has the values that training has left.
+        # A peer without credits during its job takes over its values after training.
         is_mixed = self._is_mixed(peers)
         for rows, mixed in ((peers[~is_mixed], False), (peers[is_mixed], True)):
             for block in torch.from_numpy(rows).split(_BLOCK_ROWS):
@@ -214,8 +213,8 @@ class ArrayJobs:
         """Return whether mass was credited to some peers since their jobs began."""
         return self.push_sum.credits[peers] != self._start_credits[peers]
 
-    def _keep_start(self, peers: np.ndarray) -> None:
-        """Keep the values with which jobs began, of peers that are about to get their first credit."""
+    def _store_start(self, peers: np.ndarray) -> None:
+        """Store the values with which jobs began, of peers that are about to get their first credit."""
         for block in torch.from_numpy(peers[~self._is_mixed(peers)]).split(_BLOCK_ROWS):
             self._start_values.index_copy_(0, block, self._values.index_select(0, block))
 
@@ -288,7 +287,7 @@ class LearningSimulation:
                 "[time], or run live peers with gossamer swarm"
             )
         refuse_conflicts("virtual", config, source)
-        self.members, _ = members_in_order(Swarm(config, source))
+        self.members, _ = matched_members(Swarm(config, source))
         self.graph = graph = push_graph(config, self.members, source)
         self.world, self.seconds = _world(config, graph, source)
         rounds = self.seconds / self.world.conditions.push_interval * (1 - _TIME_TOLERANCE)
@@ -312,7 +311,7 @@ class LearningSimulation:
         self._jobs: dict[int, _Job] = {}
         self.rounds = [0] * len(self.members)
         # Tests are due by virtual time, not by rounds; otherwise slow peers would hardly ever be tested. Time
-        # is divided into intervals; this is, for each peer, the number of that in which its last job began.
+        # is divided into intervals; this is the number of the interval in which each peer's last job began.
         self._last_interval = np.zeros(len(self.members))
 
     def _weights(self) -> list[int]:
@@ -329,14 +328,14 @@ class LearningSimulation:
         if needs_gossipers or self.world.churns or parameters is None or len(peers_of_model) != 1:
             return None
         ((model, peers),) = peers_of_model.items()
-        # Many peers have the same slicing, a large object: each is looked at once.
+        # Many peers share one slicing, a large object: each slicing is looked at once.
         slicings = {id(member.network.slicing): member.network.slicing for member in self.members}
         shared, *others = (
             slicing.coordinates_or_slice(model)
             for slicing in slicings.values()
             if model in slicing.averaged_models
         )
-        if len(peers) < config.peers or any(not _are_same(shared, other) for other in others):
+        if len(peers) < config.peers or any(not _are_equal(shared, other) for other in others):
             return None
         return ArrayJobs(
             self._arena, parameters, model, shared, self._note_starts, self._report,
@@ -397,8 +396,8 @@ class LearningSimulation:
         flat = network.flat.clone()
         if job is not None and job.flat_before is not None:
             network.flat.copy_(job.flat_before)
-        for each in store.names():
-            network.write(each, store.read(each))
+        for name in store.names():
+            network.write(name, store.read(name))
         try:
             return score_of(learner, model, value)
         finally:
@@ -462,11 +461,11 @@ class LearningSimulation:
         return bool(self._stopped_by)
 
     def _progress(self, time: float, *, tested: bool = False) -> Progress:
-        """Return what callbacks are told; tested: whether with the latest test of every online peer."""
+        """Return the progress for callbacks; tested: whether with the latest test of every online peer."""
         names = [self.members[peer].name for peer in self._online(time)]
         tests = {name: self._latest_tests[name] for name in names if name in self._latest_tests}
         return Progress(
-            self._callback_rounds, self._planned_rounds, [each.learner for each in self.members],
+            self._callback_rounds, self._planned_rounds, [member.learner for member in self.members],
             dict(self._latest_training), tests if tested else {}, time,
         )  # fmt: skip
 
@@ -512,7 +511,7 @@ class LearningSimulation:
     def _begin_job(self, peer: int, time: float) -> None:
         """Begin a training job with the peer's current values, and note whether a test is due before it."""
         if peer in self._jobs:
-            self._restore_network(peer)  # the peer's last session ended before its training job
+            self._restore_network(peer)  # the peer's last session ended during a training job
         store = self._stores[peer]
         start = {model: store.read(model) for model in store.names()}
         rounds = self.rounds[peer]
@@ -540,7 +539,7 @@ class LearningSimulation:
         job, store = self._jobs.pop(peer), self._stores[peer]
         for model, after in (job.after or {}).items():
             current, start = store.read(model), job.start[model]
-            # If no mass was credited during the job, the store still has the very array of its beginning.
+            # If no mass was credited during the job, the store still has the array with which it began.
             store.write(model, after if current is start else current + (after - start))
         self.rounds[peer] += 1
         self._begin_job(peer, time)
@@ -600,11 +599,11 @@ class LearningSimulation:
         return np.flatnonzero(self.world.present_at(time)).tolist()
 
 
-def _are_same(one: slice | np.ndarray, other: slice | np.ndarray) -> bool:
-    """Return whether a slice or an array of coordinates is the same as another."""
-    if isinstance(one, slice) or isinstance(other, slice):
-        return one is other or (isinstance(one, slice) and one == other)
-    return one is other or np.array_equal(one, other)
+def _are_equal(first: slice | np.ndarray, second: slice | np.ndarray) -> bool:
+    """Return whether two Python slices, or two arrays, of coordinates are equal."""
+    if isinstance(first, slice) or isinstance(second, slice):
+        return isinstance(first, slice) and isinstance(second, slice) and first == second
+    return first is second or np.array_equal(first, second)
 
 
 def _world(config: Config, graph: nx.Graph, source: str) -> tuple[World, float]:
@@ -628,8 +627,8 @@ def _world(config: Config, graph: nx.Graph, source: str) -> tuple[World, float]:
             events=_churn_events(time.churn, config, graph, seconds, source),
             step=time.churn.step if time.churn else 1.0,
             partitions=tuple(
-                Partition(each.start, each.end, _select_peers(each.peers, config.peers))
-                for each in time.partitions
+                Partition(table.start, table.end, _select_peers(table.peers, config.peers))
+                for table in time.partitions
             ),
             every=config.every,
             **time.model_dump(include={"stragglers", "slowdown", "loss", "timeout"}),
@@ -655,7 +654,7 @@ def _churn_events(
 
 
 def _select_peers(selection: int | list[int] | str, count: int) -> frozenset[int]:
-    """Return the numbers of selected peers: of a list, of the first so many, or of all `count` for "all"."""
+    """Return the numbers of selected peers: those in a list, the first so many, or all `count` for "all"."""
     if isinstance(selection, str):
         return frozenset(range(count))
     return frozenset(range(selection) if isinstance(selection, int) else selection)

@@ -12,7 +12,7 @@ from cli_kit import runner
 
 from gossamer.experiments.arena import LearningSimulation
 from gossamer.experiments.arena.simulation import Simulation
-from gossamer.experiments.build import Swarm, members_in_order
+from gossamer.experiments.build import Swarm, matched_members
 from gossamer.experiments.config.tables import Config, ConfigError, parse_config
 from gossamer.experiments.live.device import load_join
 from gossamer.experiments.live.layout import plan
@@ -123,7 +123,7 @@ def test_alignment_changes_no_peers_function(trained):
     config, folder = trained
     source = str(folder / "config.toml")
     plain = Swarm(config, source).members()
-    aligned, _ = members_in_order(Swarm(config, source))
+    aligned, _ = matched_members(Swarm(config, source))
     moved = 0
     for one, other in zip(plain, aligned, strict=True):
         x = one.learner.held_out[0]

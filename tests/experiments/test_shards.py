@@ -36,7 +36,7 @@ def test_the_rows_that_are_sent_are_those_that_are_needed(
     rows_of = [np.flatnonzero(rank_of == rank) for rank in range(ranks)]
     values = random.standard_normal((peers, 3))
     product, dense = matrix @ values, matrix.toarray()
-    crossing = 0
+    total = 0
     for rank, plan in enumerate(plans):
         received = []
         for other in range(ranks):
@@ -45,10 +45,10 @@ def test_the_rows_that_are_sent_are_those_that_are_needed(
             assert sent.tolist() == ([] if other == rank else needed.tolist())
             assert plan.receives[other] == len(sent)
             received.append(values[sent])
-        crossing += sum(plan.receives)
+        total += sum(plan.receives)
         rows = np.concatenate([values[rows_of[rank]], *received])
         np.testing.assert_allclose(plan.matrix @ rows, product[rows_of[rank]], atol=1e-12)
-    assert {plan.crossing for plan in plans} == {crossing}
+    assert {plan.total_rows for plan in plans} == {total}
 
 
 class Told:
