@@ -402,7 +402,7 @@ def read(*folders: str | Path) -> Any:
     rows: list[Record] = []
     for folder in folders:
         if not Path(folder).exists():
-            raise ConfigError(f"{folder}: there is no such folder{_elsewhere(Path(folder))}")
+            raise ConfigError(f"{folder}: there is no such folder{_hint_elsewhere(Path(folder))}")
         run = find_run(Path(folder))
         files_of_run = [run / name for name in ("metrics.jsonl", "runs.jsonl")]
         records = [record for file in files_of_run for record in read_records(file)]
@@ -418,10 +418,10 @@ def read(*folders: str | Path) -> Any:
     return pd.DataFrame(rows)
 
 
-def _elsewhere(folder: Path) -> str:
-    """Return the end of an error: where results of that name are, below the folders of commands."""
-    found = [path for path in sorted(folder.parent.glob(f"*/{folder.name}")) if path.is_dir()]
-    return f"; there is {found[0]}" if found else ""
+def _hint_elsewhere(folder: Path) -> str:
+    """Return the end of an error: a folder of the same name one level deeper; "" if there is none."""
+    folders = [path for path in sorted(folder.parent.glob(f"*/{folder.name}")) if path.is_dir()]
+    return f"; there is {folders[0]}" if folders else ""
 
 
 def client_rows(record: Record) -> Iterator[Record]:

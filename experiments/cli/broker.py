@@ -102,7 +102,8 @@ def broker_command(
     if enrolled is not None:
         if tls or user or acl or swarm or peer or observer or tls_name or discovery:
             raise ConfigError(
-                "broker: --enrolled has users and certificates of its own: leave others out"
+                "broker: --enrolled has users and certificates of its own: leave out --tls, --tls-name, "
+                "--user, --acl, --swarm, --peer, --observer and --discovery"
             )
         settings = _settings_for_enrolled(enrolled, host, port, websockets)
     else:
@@ -208,9 +209,9 @@ def _settings_for_enrolled(
     """Return the settings of a broker for the devices that were enrolled in a folder."""
     from ...gossip import Address
     from ...peer import BrokerSettings, BrokerTls, is_loopback, read_rules
-    from ..live.enrolment import read_described
+    from ..live.enrolment import read_description
 
-    address, *others = Address.parse_all(read_described(folder)["broker"])
+    address, *others = Address.parse_all(read_description(folder)["broker"])
     if others:
         raise ConfigError(
             f"broker: --enrolled {folder}: its devices are enrolled for a cluster; start each node in its "
@@ -300,7 +301,7 @@ def _rules(
 
 
 def _user(text: str) -> tuple[str, str]:
-    """Split a value of --user into name and password."""
+    """Split a value of --user into name and password; ConfigError if one is missing."""
     name, colon, password = text.partition(":")
     if not (name and colon and password):
         raise ConfigError(f"--user {text!r}: write NAME:PASSWORD")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ..config.tables import Config, Experiment
     from ..live.device import JoinPlan
 
-LINE = 96
-"""Characters of a line of text: longer lines are hard to read."""
+LINE_WIDTH = 96
+"""The most characters in a line of text: longer lines are hard to read."""
 
 
 @command("explain", slow=True)
@@ -38,11 +38,11 @@ def explain_command(key: str | None = None) -> None:
 
     if key is None:
         tables = reference()
-        names = max(len(each.name) for table in tables for each in table.keys)
+        name_width = max(len(key.name) for table in tables for key in table.keys)
         for table in tables:
             console.say(table.place)
-            for each in table.keys:
-                console.say(_in_one_line(f"  {each.name:{names}}  ", each.text))
+            for listed in table.keys:
+                console.say(_in_one_line(f"  {listed.name:{name_width}}  ", listed.text))
             console.say("")
         console.say("gossamer explain KEY says more about a key or a table")
         return
@@ -77,12 +77,12 @@ def _print_key(key: Key) -> None:
 def _in_one_line(start: str, text: str) -> str:
     """Return the first sentence of a text, cut to the width of a line, after its start."""
     sentence = " ".join(text.split()).partition(". ")[0].rstrip(".")
-    width = min(LINE, console.out.width) - len(start)
+    width = min(LINE_WIDTH, console.out.width) - len(start)
     return start + textwrap.shorten(sentence, width, placeholder=" …", break_on_hyphens=False)
 
 
 def _wrapped(text: str, first: str, rest: str) -> str:
-    width = min(LINE, console.out.width)
+    width = min(LINE_WIDTH, console.out.width)
     return textwrap.fill(
         " ".join(text.split()), width, initial_indent=first, subsequent_indent=rest,
         break_on_hyphens=False, break_long_words=False,
@@ -143,11 +143,11 @@ def show_config(config: Experiment, source: str, **options: Option) -> None:
 
 
 def show_swarm(
-    config: Config, source: str, broker: BrokerAddress, *, starts_one: bool, out: Option
+    config: Config, source: str, broker: BrokerAddress, *, starts_broker: bool, out: Option
 ) -> None:
     """Print the settings of `gossamer swarm`: those of peer 0, with a note on those that differ per peer.
 
-    starts_one: whether the swarm starts its own broker.
+    starts_broker: whether the swarm starts its own broker.
     """
     from ...peer import CredentialSettings
     from ..build import Swarm
@@ -162,7 +162,7 @@ def show_swarm(
     origins = dict.fromkeys(from_config, "config")
     origins |= dict.fromkeys(broker.model_fields_set, "command line")
     placeholders: dict[str, str] = {}
-    if starts_one:
+    if starts_broker:
         origins["url"], placeholders["url"] = "default", "(a broker is started)"
     if config.trust.kind == "swarm":
         folder = (out[0] or out[1]) / "trust"
@@ -253,7 +253,7 @@ def _text(value: Any) -> str:
         case bool():
             return str(value).lower()
         case Mapping():
-            inside = ", ".join(f"{key} = {_text(each)}" for key, each in value.items())
+            inside = ", ".join(f"{key} = {_text(item)}" for key, item in value.items())
             return f"{{{inside}}}"
         case str() | Path():
             return str(value)

@@ -48,7 +48,7 @@ PASSWORD_VARIABLE = "GOSSAMER_BROKER_PASSWORD"
 
 
 RETRY_SECONDS = 3.0
-"""Seconds for which a command that reads from a broker, while a person waits, tries to connect."""
+"""Seconds for which a command tries to connect to a broker: few, since a person waits for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,11 +196,11 @@ def swarm_command(
             f"{config}: [time] and [sweep] are for gossamer simulate and gossamer sweep; leave them out "
             "for live peers"
         )
-    here: list[int] | None = None
+    local_peers: list[int] | None = None
     if peers is not None:
         from ..live.hosts import parse_peers
 
-        here = parse_peers(peers, settings.peers)
+        local_peers = parse_peers(peers, settings.peers)
         if broker is None or broker_kind(broker) is not None:
             raise ConfigError("swarm: --peers needs --broker URL, which all hosts reach")
         if settings.trust.kind != "none":
@@ -218,24 +218,22 @@ def swarm_command(
     ]:
         option = unusable[0].replace("_", "-")
         raise ConfigError(f"--{option}: is for a broker named by --broker; leave it out")
-    default = Path("results") / f"{settings.name}-live"
+    default_folder = Path("results") / f"{settings.name}-live"
     if show_settings:
         from .explain import show_swarm
 
         address = address or connection.address(OWN_BROKER)
-        starts_one = broker is None
-        show_swarm(settings, str(config), address, starts_one=starts_one, out=(output.out, default))
+        starts_broker = broker is None
+        out = (output.out, default_folder)
+        show_swarm(settings, str(config), address, starts_broker=starts_broker, out=out)
         return
     load_torch()  # after the config is checked: importing torch takes seconds
     from ..live.run import broker_for, draw_swarm, print_outcome, run_live
 
-    results = output.results(default, "swarm")
-    # A broker of our own is started after the config has been checked.
-    used_broker = (
-        broker_for(broker, address_of=connection.address)
-        if address is None
-        else nullcontext(address)
-    )
+    results = output.results(default_folder, "swarm")
+    # run_live starts a local broker only after it has checked the config.
+    local_broker = broker_for(broker, address_of=connection.address)
+    used_broker = local_broker if address is None else nullcontext(address)
     with results.opened() as folder:
 
         def begin() -> None:
@@ -245,7 +243,7 @@ def swarm_command(
                     "trust is off: anyone who can connect to the broker can read and forge messages"
                 )
             else:
-                results.begin(keep=("trust",))  # written before, with all that is checked
+                results.begin(keep=("trust",))  # keys were written while the config was checked
                 console.warn(f"trust: temporary keys and invitations are in {folder / 'trust'}")
 
         with report_interruption(folder):
@@ -255,7 +253,7 @@ def swarm_command(
                 used_broker,
                 source=str(config),
                 watch=watch,
-                peers=here,
+                peers=local_peers,
                 log_json=log_json,
                 on_planned=begin,
             )
@@ -322,12 +320,10 @@ def join_command(
     enrolled: Enrolment | None = None
     folder = out
     if enrolment is not None:
-        given = {"--broker": broker, "--swarm": swarm, "--name": name, **credentials}
-        given |= {"--ca": connection.ca, "--password-file": connection.password_file}
-        if unusable := [key for key, value in given.items() if value is not None]:
-            raise ConfigError(
-                f"{enrolment}: has {unusable[0].strip('-')} already: leave out --{unusable[0].strip('-')}"
-            )
+        enrolled_options = {"broker": broker, "swarm": swarm, "name": name, **credentials}
+        enrolled_options |= {"ca": connection.ca, "password-file": connection.password_file}
+        if unusable := [key for key, value in enrolled_options.items() if value is not None]:
+            raise ConfigError(f"{enrolment}: has {unusable[0]} already: leave out --{unusable[0]}")
         enrolled = Enrolment.read(enrolment)
         swarm, broker = enrolled.swarm, enrolled.broker
         folder = out or Path("results") / f"{swarm}-{enrolled.label}"
@@ -377,8 +373,8 @@ def join_command(
     from ...peer import ProcessSpec, run_guarded
 
     port = metrics.metrics_port
-    served = None if port is None else (metrics.metrics_host, port)
-    code = run_guarded(ProcessSpec(plan.broker, str(folder), [spec]), metrics=served)
+    metrics_address = None if port is None else (metrics.metrics_host, port)
+    code = run_guarded(ProcessSpec(plan.broker, str(folder), [spec]), metrics=metrics_address)
     if code:
         raise typer.Exit(code)
     suffixes = ("safetensors", "jsonl", "report.json")
@@ -405,9 +401,7 @@ def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         return True  # there is no report, or the peer was killed while it wrote it
     if checkpoint.exists():
-        return (
-            True  # it was stopped before it had left: it publishes its goodbye (last status) again
-        )
+        return True  # it was stopped before it had left, and has to publish its goodbye again
     if rounds >= spec.settings.last_round:
         console.say(
             f"peer {spec.name} has finished its {rounds} rounds (report: {report}); use --again to start "
@@ -466,17 +460,17 @@ def install_command(
     if not re.fullmatch(r"[1-9]\d*[KMGT]?", memory):
         raise ConfigError(f"--memory {memory}: write a number with K, M, G or T, as in 512M")
     if device.suffix == ENDING:
-        needs, not_used = {"--entry": entry}, {"--broker": broker, "--swarm": swarm}
+        required, refused = {"--entry": entry}, {"--broker": broker, "--swarm": swarm}
         if entry is None and "--config" in (options or []):
-            needs = {}  # that file names an entry point
+            required = {}  # that file names an entry point
         file = [str(device.resolve())]
     else:
-        needs, not_used = {"--broker": broker, "--swarm": swarm}, {"--entry": entry}
+        required, refused = {"--broker": broker, "--swarm": swarm}, {"--entry": entry}
         file = ["--config", str(device.resolve())]
-    for option, value in needs.items():
+    for option, value in required.items():
         if value is None:
             raise ConfigError(f"{device}: {option} is missing, which gossamer join needs")
-    for option, value in not_used.items():
+    for option, value in refused.items():
         if value is not None:
             raise ConfigError(
                 f"{device}: leave out {option}, which gossamer join does not take here"
@@ -484,12 +478,14 @@ def install_command(
     if entry is not None:
         import_from(device.parent)
         require_module(entry)
-    words = [*file, *(word for pair in needs.items() for word in pair if word), *(options or [])]
+    required_words = [word for pair in required.items() for word in pair if word]
+    arguments = [*file, *required_words, *(options or [])]
     commands: Any = typer.main.get_command(console.app)
-    commands.commands["join"].make_context("gossamer join", list(words))  # refuses what join would
+    # Raises if join refuses the arguments.
+    commands.commands["join"].make_context("gossamer join", [*arguments])
     unit = unit_text(
         f"Gossamer peer of {device.name}",
-        [sys.executable, "-m", "gossamer", "join", *words],
+        [sys.executable, "-m", "gossamer", "join", *arguments],
         Path.cwd(),
         user=user or getuser(),
         memory=memory,

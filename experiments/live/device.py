@@ -1,6 +1,6 @@
 """Reads and changes the file of a single device that joins a swarm, and computes the device's settings.
 
-They are looked up in this order: the command line, what an enrolment fixes (broker, swarm, key, invitation,
+Each is looked up in this order: the command line, what an enrolment fixes (broker, swarm, key, invitation,
 password), the device's file, the swarm config's settings of the peer at `index` or else the settings that the
 enrolment suggests, the default.
 """
@@ -139,7 +139,8 @@ def load_join(
 ) -> JoinPlan:
     """Read a device's file and return all that the device's process needs; writes nothing.
 
-    entry: instead of a device's file; path is then that of the enrolment.
+    path: of the device's file; with `entry`, of the enrolment.
+    entry: module:function of the learner, which replaces a device's file.
     enrolment: the device's, which will be unpacked in `folder`; `broker` is the address in it.
 
     All other arguments come from the command line and override the file; raises ConfigError naming the file
@@ -157,13 +158,13 @@ def load_join(
         other = "config" if join.entry else "entry"
         raise ConfigError(f"{path}: key {unused.pop()!r} is only used with {other!r}; remove it")
     if join.entry is not None:
-        split_entry(join.entry)  # at once: importing its module may take seconds
+        split_entry(join.entry)  # checks only the form: importing its module may take seconds
     device_file = _device_values(join, path.parent)
     enrolled = {} if enrolment is None else _enrolled_values(enrolment, folder or Path())
     options |= {"name": name, "network": network and str(network)}
     command_line = {key: value for key, value in options.items() if value is not None}
     for values in (device_file, enrolled, command_line):
-        # A key is only used with trust: giving one switches trust on.
+        # A key (identity) is only used with trust: giving one switches trust on.
         if "identity" in values and "trust" not in device_file:
             values["trust"] = "swarm"
     sources = {
@@ -232,7 +233,10 @@ def seed_of(name: str) -> int:
 
 
 def _device_values(join: JoinConfig, folder: Path) -> dict[str, Any]:
-    """Return the values that a device's file sets for fields of Settings and PeerSpec, paths completed."""
+    """Return the values that a device's file sets for fields of Settings and PeerSpec.
+
+    folder: that of the file, to which its paths are relative.
+    """
     keys = join.model_fields_set & {*Settings.model_fields, *SPEC_FIELDS} - {"trust"}
     values = {key: getattr(join, key) for key in keys}
     for key in join.trust.model_fields_set:
@@ -280,7 +284,7 @@ def _spec_of(
 def _check_agreement(
     from_config: Settings, from_device: Mapping[str, Any], path: Path, config_path: Path
 ) -> None:
-    """Raise if a device contradicts the config in a setting that must be the same on all peers."""
+    """Raise ConfigError if a device differs from the config in a setting that all peers must share."""
     for key in COMMON_SETTINGS:
         if key in from_device and from_device[key] != getattr(from_config, key):
             full_key = {"trust": "trust.kind", "private": "trust.private"}.get(key, key)
@@ -294,7 +298,7 @@ def _check_agreement(
 def _check_trust(
     spec: PeerSpec, from_device: Mapping[str, Any], path: Path, config_path: Path
 ) -> None:
-    """Raise if the config has trust and a device's credentials or the names of other peers are missing."""
+    """Raise ConfigError if the config has trust and the device's credentials or peers' names are missing."""
     if spec.settings.trust != "swarm":
         return
     if missing := [key for key in CredentialSettings.model_fields if key not in from_device]:

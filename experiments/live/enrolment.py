@@ -5,8 +5,8 @@ The owner's folder of a swarm has
     owner.key       the owner's key, which signs invitations: keep it, and keep it secret
     authority/      the certificate authority of the broker
     secrets/        the passwords of all users of the broker
-    broker/         what the broker needs: its certificate, users and permissions, and swarm.json; it keeps
-                    retained messages there
+    broker/         what the broker needs: its certificate, users and permissions; swarm.json, which has name,
+                    broker and peers of the swarm; and the broker's retained messages
     rules/, HOST/   for a cluster: its users and permissions, and what each of its nodes needs
     NAME.gossamer   one file for each device: secret, because it contains the device's key and password
 
@@ -72,7 +72,7 @@ class Enrolment(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Enrolment:
-        """Read a device's file; ConfigError in one line, without its secrets, if that is not possible."""
+        """Read a device's file; ConfigError, whose text contains no secrets, if that is not possible."""
         try:
             table = json.loads(path.read_bytes())
             if table["format"] != FORMAT:
@@ -107,7 +107,7 @@ class Enrolment(BaseModel):
             raise ConfigError(f"enrolment of {self.label}: its key is damaged: {error}") from None
 
     def paths(self, folder: Path) -> dict[str, Path]:
-        """Return where `unpack` writes key, invitation and certificate, by name; it need not have done so.
+        """Return where `unpack` writes key, invitation and certificate, by name; the files may not exist yet.
 
         Raises ConfigError if the folder has those of another enrolment.
         """
@@ -148,20 +148,20 @@ class SwarmFolder:
         self.folder, self.swarm, self.url = folder, swarm, url
         self._nodes = Address.parse_all(url)
         self._address = self._nodes[0]
-        if any(each.username is not None for each in self._nodes):
+        if any(node.username is not None for node in self._nodes):
             raise ConfigError("enrol: --broker: leave the user out; every device gets its own")
-        if any(each.transport != "tcp" for each in self._nodes):
+        if any(node.transport != "tcp" for node in self._nodes):
             raise ConfigError("enrol: --broker: devices are enrolled for mqtts:// or mqtt://")
         if self._is_cluster and len(self._nodes) not in (3, 5):
             raise ConfigError(
-                f"enrol: --broker: a cluster has 3 or 5 nodes, not {len(self._nodes)}: then a majority stays "
-                "when one is lost"
+                f"enrol: --broker: a cluster has 3 or 5 nodes, not {len(self._nodes)}, so that a majority "
+                "stays when one is lost"
             )
         if self._is_cluster and not self._address.tls:
             raise ConfigError("enrol: --broker: the nodes of a cluster use TLS; write mqtts://")
-        if len({each.port for each in self._nodes}) > 1:
+        if len({node.port for node in self._nodes}) > 1:
             raise ConfigError(
-                "enrol: --broker: the nodes of a cluster listen on one port; give the same"
+                "enrol: --broker: the nodes of a cluster must have the same port; give the same for all"
             )
 
     @property
@@ -191,10 +191,10 @@ class SwarmFolder:
         settings: dict[str, Any],
     ) -> list[Path]:
         """Write one file for each device, and the broker's users; return the paths of the files."""
-        from ...peer import write_cluster, write_rules  # they load what a device does not need
+        from ...peer import write_cluster, write_rules  # they import what devices do not need
 
-        described = self._described()
-        names: dict[str, str] = dict(described.get("peers", {}))
+        description = self._read_description()
+        names: dict[str, str] = dict(description.get("peers", {}))
         for label in labels:
             check_label(label)
             if label in names or labels.count(label) > 1:
@@ -233,7 +233,7 @@ class SwarmFolder:
             path = self.folder / f"{identity.label}{ENDING}"
             write_secret(path, enrolment.model_dump_json(indent=1) + "\n")
             written.append(path)
-        self._describe(names)
+        self._write_description(names)
         return written
 
     def next_steps(self) -> list[str]:
@@ -242,14 +242,15 @@ class SwarmFolder:
 
     def status_command(self) -> str:
         """Return the command that shows the swarm, as a broker's user that may only read."""
-        words = ["gossamer", "status", self.url.replace("://", f"://{OBSERVER}@"), self.swarm]
-        words += ["--password-file", str(self._secrets_folder / OBSERVER)]
+        command = ["gossamer", "status", self.url.replace("://", f"://{OBSERVER}@"), self.swarm]
+        command += ["--password-file", str(self._secrets_folder / OBSERVER)]
         if self._address.tls:
-            words += ["--ca", str(self.folder / "authority" / "ca.pem")]
-        words += ["--owner", public_text(self._owner().public)]
-        return shlex.join(words)
+            command += ["--ca", str(self.folder / "authority" / "ca.pem")]
+        command += ["--owner", public_text(self._owner().public)]
+        return shlex.join(command)
 
     def _broker_steps(self) -> list[str]:
+        """Return how to start the broker, or each node of a cluster, or how it learns of new devices."""
         from ...peer import is_loopback, machine_names
 
         if self._is_cluster:
@@ -268,26 +269,27 @@ class SwarmFolder:
             f"its users again by itself; else run there  gossamer broker --enrolled {self.folder.name}"
         ]
 
-    def _described(self) -> dict[str, Any]:
-        """Return what is known of the swarm; ConfigError if the folder is another swarm's or broker's."""
+    def _read_description(self) -> dict[str, Any]:
+        """Return the content of swarm.json; ConfigError if the folder is another swarm's or broker's."""
         path = self.broker_folder / "swarm.json"
         if not path.exists():
             return {}
-        described = read_described(self.folder)
+        description = read_description(self.folder)
         for key, value in (("swarm", self.swarm), ("broker", self.url)):
-            if described[key] != value:
+            if description[key] != value:
                 raise ConfigError(
-                    f"enrol: {path}: {key} is {described[key]} here, not {value}; give another --folder"
+                    f"enrol: {path}: {key} is {description[key]} in it, not {value}; give another --folder"
                 )
-        return described
+        return description
 
-    def _describe(self, names: dict[str, str]) -> None:
+    def _write_description(self, names: dict[str, str]) -> None:
+        """Write swarm.json; names: the full name of every enrolled peer, by label."""
         self.broker_folder.mkdir(exist_ok=True)
         text = json.dumps({"swarm": self.swarm, "broker": self.url, "peers": names}, indent=1)
         write_atomically(self.broker_folder / "swarm.json", text + "\n")
 
     def _owner(self) -> Identity:
-        """Return the owner's key, made at first use."""
+        """Return the owner's key, which is created at first use."""
         path = self.folder / "owner.key"
         if not path.exists():
             Identity.generate("owner").save(path)
@@ -310,12 +312,12 @@ class SwarmFolder:
         return authority.certificate.read_text("utf-8")
 
 
-def read_described(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> dict[str, Any]:
     """Return name, broker and peers of the swarm in an owner's folder, or in a copy of its folder broker."""
     path = folder / "broker" / "swarm.json"
     try:
-        described = json.loads(path.read_text("utf-8"))
-        return {key: described[key] for key in ("swarm", "broker", "peers")}
+        description = json.loads(path.read_text("utf-8"))
+        return {key: description[key] for key in ("swarm", "broker", "peers")}
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read: {error.strerror}; name the folder that gossamer enrol has written"

@@ -28,7 +28,7 @@ COLLECT_SECONDS = 60.0
 
 
 def parse_peers(text: str, peers: int) -> list[int]:
-    """Return the indices in `0-31`, `4` or `0-3,8-11`; ConfigError names what is wrong."""
+    """Parse indices of peers such as `0-31`, `4` or `0-3,8-11`; ConfigError names what is wrong."""
     chosen: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -57,7 +57,7 @@ class HostPart:
 
     @property
     def collects(self) -> bool:
-        """Whether this host collects the reports of all: it runs the last peer."""
+        """Whether this host collects the reports of all hosts: the one that runs the last peer does."""
         return self._count - 1 in self._peers
 
     def announce(self) -> None:
@@ -72,9 +72,7 @@ class HostPart:
             try:
                 yield
             finally:
-                with suppress(
-                    TransportError
-                ):  # of a broker that is gone, as its peers have reported
+                with suppress(TransportError):  # if the broker is gone, peers have reported that
                     await transport.publish(self._topic, b"", retain=True)
 
     async def _announce(self) -> None:
@@ -94,7 +92,8 @@ class HostPart:
                 raise
 
     def _compare(self, topic: str, other: Record) -> None:
-        where = topic.split("/")[-2]
+        """Raise ConfigError if another host's record contradicts this one's; topic: that of the record."""
+        where = topic.split("/")[-2]  # the range of its peers
         if other["version"] != __version__:
             raise ConfigError(
                 f"version is {__version__} here and {other['version']} on the host of peers {where}: install "
@@ -105,10 +104,10 @@ class HostPart:
                 f"key {key!r} is not the same here and on the host of peers {where}: use one config on all "
                 "hosts, or another name for this swarm"
             )
-        if both := sorted(set(self._peers) & set(other["peers"])):
+        if shared := sorted(set(self._peers) & set(other["peers"])):
             raise ConfigError(
-                f"--peers: peer {both[0]} runs on the host of peers {where} too; if that host was lost just "
-                "now, try again in a minute"
+                f"--peers: peer {shared[0]} runs on the host of peers {where} too; if it was lost just now, "
+                "try again in a minute"
             )
 
     def exchange_reports(self, reports: Mapping[str, Record]) -> dict[str, Record]:
@@ -128,6 +127,7 @@ class HostPart:
         return reports
 
     async def _collect(self, transport: MqttTransport, known: Collection[str]) -> dict[str, Record]:
+        """Return the reports of all peers except the known ones, as far as they arrive in time."""
         missing = {str(index) for index in range(self._count)} - set(known)
         collected: dict[str, Record] = {}
         for name in missing:

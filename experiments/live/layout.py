@@ -51,8 +51,8 @@ from ..graphs.swarm import (
 
 DEFAULT_ENTRY = "gossamer.experiments.build:make_learner"
 """The entry point that builds the learner of a peer that a config describes."""
-FEW_PEERS = 500
-"""Peers of a graph up to which the longest of all shortest paths is searched for, in less than a second."""
+MAX_PEERS_FOR_DIAMETER = 500
+"""The most peers of a connected graph whose exact diameter is computed, which takes less than a second."""
 COMPUTED = NeighbourSettings.model_fields.keys() | {"trust", "gain", "prior"}
 """Settings that are computed here, not copied from the config."""
 
@@ -92,7 +92,7 @@ class SwarmLayout:
             _check_founder(config, source, self.peers_of_model)
         if config.sharing == "auto":
             members = self.members if config.models else [swarm.member(0)]
-            self.by_hand = _assigned_by_hand(members, source)
+            self.initial_assignment = _initial_assignment(members, source)
         # self.peers_of_model builds every network: only evaluate it if there is a topology.
         has_topology = config.topology is not None
         self.graph = swarm_graph(config, self.peers_of_model if has_topology else {}, source)
@@ -111,23 +111,23 @@ class SwarmLayout:
             check_compression(config, self.members, self.peers_of_model, source)
         self._exchanges = gossip.exchanges or _exchanges(config, self.graph)
 
-    by_hand: Assignment | None = None
-    """With `sharing = "auto"`: what is shared at first; without models, as the first peer alone has it."""
+    initial_assignment: Assignment | None = None
+    """With `sharing = "auto"`: what is shared at first; without models in the config, built from peer 0."""
 
     @cached_property
     def _hops(self) -> int:
-        """How many links away the farthest peer can be; the default without a graph."""
+        """An upper bound of the links on the shortest path between two peers; the default without a graph."""
         if self.graph is None:
             return Settings.model_fields["hops"].default
         links = self.graph.graph.to_undirected()
         farthest = 1
         for peers in nx.connected_components(links):
             part = links.subgraph(peers)
-            if len(part) <= FEW_PEERS:
+            if len(part) <= MAX_PEERS_FOR_DIAMETER:
                 farthest = max(farthest, nx.diameter(part))
-            else:  # twice the distance from one peer bounds it, and takes one search
-                ways = nx.single_source_shortest_path_length(part, next(iter(part)))
-                farthest = max(farthest, 2 * max(ways.values()))
+            else:  # the diameter is at most twice the longest distance from any one peer
+                distances = nx.single_source_shortest_path_length(part, next(iter(part)))
+                farthest = max(farthest, 2 * max(distances.values()))
         return farthest
 
     @cached_property
@@ -168,7 +168,7 @@ class SwarmLayout:
         computed: dict[str, Any] = {
             "swarm": config.name,
             "trust": config.trust.kind,
-            # With "own", the learner is built with its prior.
+            # The prior "own" is built into the learner, so the peer has nothing to compute.
             "prior": "auto" if config.training.prior == "auto" else "none",
             "gain": float(index in choose_twins(config.gain, config.peers, config.seed)),
             "exchanges": self._exchanges,
@@ -191,10 +191,10 @@ class SwarmLayout:
                 if key in from_config or value != Settings.model_fields[key].default
             },
         )
-        asks_all = config.sharing == "auto" or config.training.prior == "auto"
-        if asks_all and (contradiction := settings.contradiction()):
+        has_auto = config.sharing == "auto" or config.training.prior == "auto"
+        if has_auto and (contradiction := settings.contradiction()):
             raise ConfigError(f"{self.source}: {contradiction}")
-        config_json = json.dumps(_for_one_peer(config).model_dump(mode="json"))
+        config_json = json.dumps(_config_for_process(config).model_dump(mode="json"))
         network_file = trained_file(config, self.source, index)
         return PeerSpec(
             self.labels[index],
@@ -253,7 +253,7 @@ class SwarmLayout:
         return {model: names[peers[number % len(peers)]] for number, (model, peers) in numbered}
 
     def facts(self, index: int) -> PeerFacts:
-        """Return what is known of one peer; builds only that peer, once, if not all are built."""
+        """Return the facts about one peer, cached; builds only that peer unless all are built already."""
         if index not in self._facts:
             all_built = "members" in self.__dict__
             member = self.members[index] if all_built else self.swarm.member(index)
@@ -266,8 +266,11 @@ def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "con
     return SwarmLayout(config, source, Swarm(config, source)).plan(folder, broker)
 
 
-def _for_one_peer(config: Config) -> Config:
-    """Return the config from which a process builds its own peer, without others' labels and networks."""
+def _config_for_process(config: Config) -> Config:
+    """Return the config from which a process builds its peer: without trained networks and prior = "auto".
+
+    The network is read from the peer's file, and live peers compute the prior by gossip.
+    """
     config = without_networks(config)
     if config.training.prior != "auto":
         return config
@@ -276,8 +279,8 @@ def _for_one_peer(config: Config) -> Config:
     )
 
 
-def _assigned_by_hand(members: Sequence[Member], source: str) -> Assignment:
-    """Return what some peers share before anything is decided; raise if there is nothing to decide about."""
+def _initial_assignment(members: Sequence[Member], source: str) -> Assignment:
+    """Return what peers share before anything is decided; ConfigError if there is nothing to decide about."""
     try:
         sharing = AutoSharing(keep_models=True)
         assignment = sharing.first_assignment([member.learner for member in members])
@@ -313,7 +316,7 @@ def _check_founder(config: Config, source: str, peers_of_model: dict[str, list[i
 def _neighbours_by_step(
     topology: SwarmGraph | None, names: tuple[str, ...], index: int
 ) -> tuple[tuple[str, ...], ...]:
-    """Return a peer's neighbours in each step of a graph that changes over time; else nothing."""
+    """Return a peer's neighbours in each step of a graph that changes over time; () for any other graph."""
     if topology is None or topology.changing is None:
         return ()
     graphs = (topology.changing.graph(step) for step in range(topology.steps))

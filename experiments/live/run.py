@@ -95,7 +95,7 @@ def broker_for(
     """Yield the address of a broker: of the one at a URL, or of a local one that runs until the block ends.
 
     broker: a URL, or the program to start ("nats" or "mosquitto"); if left out, whichever is installed.
-    say: print which broker was started. address_of: returns the address of a broker that was started.
+    say: print which broker was started. address_of: makes the address of a started broker from its URL.
     """
     program = broker_kind(broker)
     if broker is not None and program is None:
@@ -123,7 +123,7 @@ def run_live(
 ) -> Outcome:
     """Run a config as a live swarm of processes and return its results.
 
-    source: where the config comes from, for error messages.
+    source: the config's file, for error messages.
     folder: where results are written. Must be new or empty, except for the keys in `trust`: peers would
         resume from the checkpoints of another run.
     broker: what `broker_for` returns, or nullcontext(address); entered when the config has been checked.
@@ -196,11 +196,12 @@ def _run_planned(
 def _warn_what_stays_shared(layout: SwarmLayout) -> None:
     """Warn of what peers will not change although they decide by themselves what they share.
 
-    That is: cells of partial models given by hand, everything if peers are too few, and parts that are not
-    trained.
+    That is: cells of partial models that the config names, everything if peers are too few, and parts that
+    are not trained.
     """
     config = layout.config
-    if layout.by_hand is not None and (text := by_hand_text(layout.by_hand)):
+    assignment = layout.initial_assignment
+    if assignment is not None and (text := by_hand_text(assignment)):
         console.warn(text)
     if config.peers < MIN_PEERS:
         console.warn(
@@ -356,7 +357,7 @@ def collect(
     weights: dict[str, np.ndarray] = {}
     """By partial model: the weight held at the end, and the weight injected."""
     traffic = Traffic()
-    sharing: list[Record] = []
+    sharing_records: list[Record] = []
     gains: list[Gain] = []
     # Without `network.trained`: each peer's final network is read from its file instead.
     all_members = Swarm(without_networks(config)).members()
@@ -374,10 +375,10 @@ def collect(
             members.append(member)
             member.network.load(network)
         accuracy[member.name] = report["accuracy"]
-        if (decided := report.get("sharing")) is not None:
-            sharing.append(decided)
+        if (sharing_record := report.get("sharing")) is not None:
+            sharing_records.append(sharing_record)
             if is_here:
-                _share_as_decided(member, report["peer"], decided["assignment"])
+                _share_as_decided(member, report["peer"], sharing_record["assignment"])
         if report.get("gain"):
             gains.append(Gain.from_dict(report["gain"]))
         for counts in report["compression"].values():
@@ -401,8 +402,8 @@ def collect(
     models = peers_of_model if part is None else weights
     weight = {model: (float(weights[model][0]), float(weights[model][1])) for model in models}
     sentences: list[str] = []
-    if sharing:
-        merged = SharingReport.merged(sharing)
+    if sharing_records:
+        merged = SharingReport.merged(sharing_records)
         write_json(spec.folder / SHARING_FILE, merged)
         sentences = [decision["sentence"] for decision in merged["decisions"]]
     gain = SwarmGain.of(gains, config.peers) if gains else None
@@ -425,7 +426,7 @@ def _share_as_decided(member: Member, peer: str, record: Record) -> None:
     network.reslice(slices, graph, anatomy=anatomy)
 
 
-def curves(path: Path) -> dict[int, list[float]]:
+def accuracies_by_round(path: Path) -> dict[int, list[float]]:
     """Return the accuracies of all peers by round, from a swarm's file of metrics."""
     accuracies: dict[int, dict[str, float]] = {}
     for record in read_records(path):
@@ -471,7 +472,7 @@ def draw_swarm(config: Config, folder: Path) -> list[Path]:
 
 
 def _draw(path: Path, title: str, folders: Mapping[str, Path]) -> list[Path]:
-    """Draw the accuracies of swarms, with the last mean of each.
+    """Draw the accuracies of swarms by round; the legend or title has the last mean of each.
 
     folders: the results folder of each swarm, by its name in the plot.
     """
@@ -479,7 +480,7 @@ def _draw(path: Path, title: str, folders: Mapping[str, Path]) -> list[Path]:
 
     figure, axes = canvas("line: mean over peers, band: worst to best peer, each on its own task")
     for colour, (name, folder) in zip(COLOURS, folders.items(), strict=False):
-        curve = curves(folder / "metrics.jsonl")
+        curve = accuracies_by_round(folder / "metrics.jsonl")
         last = max(curve, default=0)
         mean = f"{np.mean(curve[last]):.3f}" if curve else "not tested"
         band(axes, curve, colour, f"{name}: {mean}")
@@ -501,8 +502,8 @@ def _report(folder: Path, member: Member) -> Record:
 
 # --- the demo: sixteen live peers, sixteen tasks, four schemes of sharing --------------------------------
 
-# Every peer swaps a different pair of labels, so output cells mean something else on every peer, while the
-# features that hidden cells compute are useful to all peers.
+# In all of them every peer swaps a different pair of labels, so output cells mean something else on every
+# peer, while the features that hidden cells compute are useful to all peers.
 AUTO = "assigned by itself"
 """The demo's swarm in which peers decide what they share."""
 SCHEMES = {
