@@ -15,8 +15,8 @@ from gossamer.errors import hint
 from ..errors import ConfigError
 
 PREFIX = "example:"
-RUN_BY = {"methods": "compare", "sweep": "sweep"}
-"""The commands for configs that have these keys; all others are simulated."""
+COMMAND_BY_KEY = {"methods": "compare", "sweep": "sweep"}
+"""The gossamer commands for configs that have these keys; all other configs are simulated."""
 
 
 def examples() -> Mapping[str, Path]:
@@ -39,7 +39,7 @@ def describe(path: Path) -> tuple[str, str]:
     """Return the command that runs an example, and the sentences at its start, which say what it shows."""
     text = path.read_text("utf-8")
     table = tomllib.loads(text)
-    command = next((name for key, name in RUN_BY.items() if key in table), "simulate")
+    command = next((name for key, name in COMMAND_BY_KEY.items() if key in table), "simulate")
     lines = takewhile(
         lambda line: line.startswith("#") and "gossamer " not in line, text.splitlines()
     )
@@ -76,7 +76,7 @@ def make_net() -> nn.Module:
 """
 
 
-def write_project(name: str, like: str, folder: Path) -> list[Path]:
+def write_project(name: str, example: str, folder: Path) -> list[Path]:
     """Write an example's config under a new name, and a module with the functions that it names.
 
     Returns the paths of both. Raises ConfigError if a file of that name exists, or the name is not one of a
@@ -86,7 +86,7 @@ def write_project(name: str, like: str, folder: Path) -> list[Path]:
         raise ConfigError(
             f"{name!r} cannot be the name of a Python module: use letters, digits and _, as in my_swarm"
         )
-    source = example_path(like)
+    source = example_path(example)
     text = source.read_text("utf-8")
     paths = [folder / f"{name}.toml", folder / f"{name}.py"]
     if existing := [path for path in paths if path.exists()]:
@@ -100,8 +100,8 @@ def write_project(name: str, like: str, folder: Path) -> list[Path]:
     if has_network:
         network = r'^name = "small-cnn".*\noptions = .*$'
         body = re.sub(network, f'entry = "{name}:make_net"', body, flags=re.MULTILINE)
-    told = [f"Made from example:{like}. {about}", f"Run it: gossamer {command} {name}.toml"]
-    header = "".join(f"# {line}\n" for text in told for line in textwrap.wrap(text, 96))
+    comments = [f"Made from example:{example}. {about}", f"Run it: gossamer {command} {name}.toml"]
+    header = "".join(f"# {line}\n" for text in comments for line in textwrap.wrap(text, 96))
     module = _MODULE.format(
         name=name, set=data, imports="from torch import nn\n\n" if has_network else "",
         contents="their samples and their network." if has_network else "their samples.",

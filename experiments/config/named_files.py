@@ -39,12 +39,10 @@ def refuse_changed(cells: Iterable[Any]) -> None:
     """Raise ConfigError if a named file was changed since the runs of a study began.
 
     cells: the study's runs, each with a `source`, and a `key` that contains the digest of the files that its
-        config names. A result with the old key must not depend on a new file.
+        config names. A result that is saved under the old key must not depend on a new file.
     """
     for cell in cells:
-        if (
-            replace(cell).key != cell.key
-        ):  # the copy computes its key from the files as they are now
+        if replace(cell).key != cell.key:  # a copy computes its key from the present files
             raise ConfigError(
                 f"{cell.source}: a file or module that it names was changed while it ran; finished runs are "
                 "kept, start it again for the others"
@@ -116,7 +114,7 @@ def module_files(module: str, folder: Path) -> list[Path]:
             continue
         # One of the user's folders, such as a container's root, may contain Python's installed packages.
         is_installed = _INSTALLED_FOLDERS & {*path.parts} or path.is_relative_to(_STANDARD_LIBRARY)
-        is_own = not is_installed and any(path.is_relative_to(each) for each in own_folders)
+        is_own = not is_installed and any(path.is_relative_to(own) for own in own_folders)
         if is_own or name == module:
             files[path] = None
         if is_own:

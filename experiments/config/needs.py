@@ -78,7 +78,7 @@ def _uses_mode(case: Case) -> bool:
     return case.run != "lockstep" or bool(gossip.lossy_keys) or has_default_exchanges
 
 
-def _each(
+def _needs(
     keys: str, reason: str, met: Callable[[Case], bool], reaction: Reaction = "warn"
 ) -> Iterator[Need]:
     """Yield the same need for several keys of one table; keys: written as "table: key key"."""
@@ -113,12 +113,14 @@ NEEDS: tuple[Need, ...] = (
         "time.seconds decides when to stop: leave out one of them",
         lambda case: case.run != "virtual" or not (case.config.time and case.config.time.seconds),
     ),
-    *_each(
+    *_needs(
         "data: partition total tested",
         "all peers have the same sparse vectors",
         lambda case: not case.sparse,
     ),
-    *_each("data: minimum alpha", 'it is for partition = "dirichlet"', _has_partition("dirichlet")),
+    *_needs(
+        "data: minimum alpha", 'it is for partition = "dirichlet"', _has_partition("dirichlet")
+    ),
     Need("data.shards", 'it is for partition = "shards"', _has_partition("shards")),
     Need("tasks.*.labels", 'they are for kind = "swap"', lambda case: case.table.kind == "swap"),
     Need(
@@ -126,7 +128,7 @@ NEEDS: tuple[Need, ...] = (
         'it is for the kinds "cycle" and "symmetric"',
         lambda case: case.table.kind in ("cycle", "symmetric"),
     ),
-    *_each(
+    *_needs(
         "network: activation output",
         "it is for a perceptron, given by its layout",
         lambda case: not case.config.network.name_or_entry and not case.sparse,
@@ -136,12 +138,12 @@ NEEDS: tuple[Need, ...] = (
         "it is for networks with batch norm, given by a name or an entry",
         lambda case: case.config.network.name_or_entry is not None,
     ),
-    *_each(
+    *_needs(
         "network: start gain shift",
         "it is for starting values, which network.trained replaces",
         lambda case: case.config.network.trained is None,
     ),
-    *_each(
+    *_needs(
         "training: batch epochs reduction optimizer weight_decay loss",
         "the associative network has no gradients",
         lambda case: not case.sparse,
@@ -191,7 +193,7 @@ NEEDS: tuple[Need, ...] = (
             case.run == "virtual" or (case.run == "live" and case.config.gossip.mode == "async")
         ),
     ),
-    *_each(
+    *_needs(
         "gossip: "
         + " ".join(
             [*LifecycleSettings.model_fields, *LinkSettings.model_fields, "per_process", "banned"]
@@ -206,7 +208,7 @@ NEEDS: tuple[Need, ...] = (
         "it needs time.stragglers above 0",
         lambda case: bool(case.config.time and case.config.time.stragglers),
     ),
-    *_each(
+    *_needs(
         "time.churn: leave arrive link_down link_up",
         "it is a probability, but events are read from time.churn.trace: leave out one of them",
         lambda case: bool(case.config.time) and not getattr(case.config.time.churn, "trace", None),
@@ -248,13 +250,14 @@ class Conflict:
     reasons: Mapping[str, str]
 
 
+# Keys of inexact or skipped messages, and reasons that several conflicts share.
 _LOSSY = ("gossip.compress", "gossip.drift", "gossip.dtype=float16")
 _MESSAGES = "messages are simulated in one process"
 _NEIGHBOURS = "what peers know of their neighbours"
 _PUSH_ONLY = "peers that send messages divide their mass by the rule 'push'"
 _NO_WEIGHT = "values are combined without weight"
 _ONE_DECIDES = "one hostile member could decide what all share"
-_NOT_DECIDED = {
+_NOT_WITH_AUTO_SHARING = {
     "data.set=sparse": "sparse vectors, which are not learned by gradients",
     "fednp": "FedNP, whose loss is not a sum over samples",
     "training.proximal": "a penalty beside the loss of samples",
@@ -287,7 +290,7 @@ CONFLICTS = {
     "auto": Conflict(
         "key 'sharing': peers cannot decide what they share with {reason} ({key}); leave one of them out",
         {
-            **_NOT_DECIDED,
+            **_NOT_WITH_AUTO_SHARING,
             "models.*.matching": "matched cells",
             **dict.fromkeys(_LOSSY, "inexact or skipped messages"),
         },
@@ -307,7 +310,7 @@ CONFLICTS = {
     "live auto": Conflict(
         "key 'sharing': live peers cannot decide what they share with {reason} ({key}); leave one of them "
         "out",
-        {"dry_run": "a dry run, which is for gossamer simulate", **_NOT_DECIDED},
+        {"dry_run": "a dry run, which is for gossamer simulate", **_NOT_WITH_AUTO_SHARING},
     ),
     "steady": Conflict(
         "key '{key}': not with gossip.mode = 'steady': {reason}",
@@ -377,7 +380,7 @@ def refuse_conflicts(name: str, config: Experiment, source: str = "config") -> N
 
 
 def warn_unused_keys(config: Experiment, run: Run, source: str = "config") -> None:
-    """Print a warning for every key of a config that has no effect in a run, or hardly the intended one.
+    """Print a warning for every key of a config that has no effect in a run, and for a prior that may harm.
 
     Raises ConfigError for keys that belong to another type of run, such as [sweep].
     """
@@ -392,7 +395,7 @@ def warn_unused_keys(config: Experiment, run: Run, source: str = "config") -> No
 
 
 def refuse_forever(config: Experiment, source: str = "config") -> None:
-    """Raise if a config for a simulation does not say when it ends."""
+    """Raise ConfigError if a config for a simulation does not say when it ends."""
     ends = (
         isinstance(config, Config) and config.time is not None and config.time.seconds is not None
     )
@@ -401,8 +404,8 @@ def refuse_forever(config: Experiment, source: str = "config") -> None:
 
 
 def _warn_prior(configs: Sequence[Experiment], source: str) -> None:
-    """Print a warning if peers with a prior are tested on classes that are as frequent for all peers."""
-    if any(one.training.prior != "none" and one.data.tested == "common" for one in configs):
+    """Print a warning if peers with a prior are tested on the common test set, not on their class shares."""
+    if any(c.training.prior != "none" and c.data.tested == "common" for c in configs):
         console.warn(
             f"{source}: key 'training.prior': fits tests with the peer's own class shares, which a common "
             'test set does not have, so accuracy on it falls: set data.tested = "own"'
@@ -413,12 +416,12 @@ def _message(source: str, key: str, need: Need) -> str:
     return f"{source}: key {key!r}: has no effect here: {need.reason}"
 
 
-def unused(config: Experiment, run: Run, more: Sequence[Need] = ()) -> Iterator[tuple[str, Need]]:
+def unused(config: Experiment, run: Run, extra: Sequence[Need] = ()) -> Iterator[tuple[str, Need]]:
     """Yield the keys that a config sets, to other values than the default, without effect in a run.
 
-    more: what is needed beside NEEDS.
+    extra: further needs beside NEEDS; a comparison has REFUSED_IN_COMPARISONS instead.
     """
-    for need in (*(REFUSED_IN_COMPARISONS if run == "compare" else more), *NEEDS):
+    for need in (*(REFUSED_IN_COMPARISONS if run == "compare" else extra), *NEEDS):
         for key, table in _set_keys(config, need.key.split(".")):
             if not need.met(Case(config, run, table)):
                 yield key, need
@@ -430,7 +433,10 @@ _NAME = Need("name", "results do not depend on it", lambda case: False)
 def refuse_unused_axes(
     axes: Mapping[str, Sequence[Any]], configs: Sequence[Config], source: str = "config"
 ) -> None:
-    """Raise if a sweep varies a key that has no effect in any of its runs; configs: those of the runs."""
+    """Raise ConfigError if a sweep varies a key that has no effect in any of its runs.
+
+    axes: the values of each swept key. configs: those of the runs.
+    """
     for key in (key for key, values in axes.items() if len(values) > 1):
         pattern = ".".join("*" if step.isdigit() else step for step in key.split("."))
         for need in (_NAME, *UNUSED_IN_SWEEPS, *NEEDS):
@@ -474,9 +480,9 @@ def warn_unused_in_sweep(
     config: Config, axes: Mapping[str, Sequence[Any]], runs: Sequence[Config], source: str
 ) -> None:
     """Print a warning for every key, except the swept ones, that has no effect in any run of a sweep."""
-    more = UNUSED_IN_SWEEPS
-    unused_by_run = [{key for key, _ in unused(run, _run_of(run), more)} for run in runs]
-    for key, need in unused(config, _run_of(runs[0]), more):
+    extra = UNUSED_IN_SWEEPS
+    unused_by_run = [{key for key, _ in unused(run, _run_of(run), extra)} for run in runs]
+    for key, need in unused(config, _run_of(runs[0]), extra):
         is_unused = key not in axes and all(key in keys for keys in unused_by_run)
         if need.reaction == "warn" and is_unused:
             console.warn(_message(source, key, need))

@@ -175,25 +175,28 @@ def _table(
     definitions: dict[str, Any],
     hidden: Collection[str] = (),
 ) -> Iterator[TableReference]:
+    """Yield the reference of a table, and of the tables in it; hidden: keys that are left out."""
     keys, inner = [], []
     for name, annotation in _fields(table):
         if name in hidden:
             continue
         field = schema["properties"][name]
         classes = list(_tables_in(annotation))
-        text = field.get("description") or classes[0].__doc__  # pydantic leaves out equal texts
+        text = (
+            field.get("description") or classes[0].__doc__
+        )  # pydantic leaves out a text equal to the class's
         required = name in schema.get("required", ())
         default = "required" if required else _default(field.get("default"), bool(classes))
         keys.append(Key(name, _values(field), default, cleandoc(text or "")))
-        for each in classes:
+        for inner_table in classes:
             step = f"{name}.{ANY_NAME}" if "additionalProperties" in field else name
-            below = f"{path}.{step}" if path else step
-            is_list = field.get("type") == "array"
-            inner.append((below, is_list, each))
+            inner_path = f"{path}.{step}" if path else step
+            inner.append((inner_path, field.get("type") == "array", inner_table))
     doc = cleandoc(table.__doc__ or "")
     yield TableReference(file, path, repeated, doc, tuple(keys))
-    for below, is_list, each in inner:
-        yield from _table(file, below, is_list, each, definitions[each.__name__], definitions)
+    for inner_path, is_list, inner_table in inner:
+        schema = definitions[inner_table.__name__]
+        yield from _table(file, inner_path, is_list, inner_table, schema, definitions)
 
 
 def _fields(table: type) -> Iterator[tuple[str, Any]]:

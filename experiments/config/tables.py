@@ -580,28 +580,28 @@ def read_table(path: str | Path) -> dict[str, Any]:
 def flat_keys(table: Any, path: str = "") -> dict[str, str]:
     """Return the keys of a table as dotted paths with their values as text, without empty ones."""
     if isinstance(table, dict):
-        below = table.items()
-    elif isinstance(table, list) and any(isinstance(each, dict) for each in table):
-        below = enumerate(table)
+        items = table.items()
+    elif isinstance(table, list) and any(isinstance(entry, dict) for entry in table):
+        items = enumerate(table)
     elif table in (None, [], ""):
         return {}
     else:
         return {path.rstrip("."): table if isinstance(table, str) else json.dumps(table)}
     return {
         key: text
-        for step, value in below
+        for step, value in items
         for key, text in flat_keys(value, f"{path}{step}.").items()
     }
 
 
-def differing_key(one: Any, other: Any) -> str | None:
+def differing_key(table: Any, other_table: Any) -> str | None:
     """Return the path of the first key in which two tables differ; None if they are equal."""
-    first, second = flat_keys(one), flat_keys(other)
+    first, second = flat_keys(table), flat_keys(other_table)
     return next((key for key in first | second if first.get(key) != second.get(key)), None)
 
 
 def require_table(table: object, source: str, reader: str) -> None:
-    """Raise unless `table` is a dict; reader: the function that reads files, for the error message."""
+    """Raise ConfigError unless `table` is a dict; reader: the function that reads files, for the message."""
     if not isinstance(table, dict):
         raise ConfigError(f"{source}: give a table (a dict), not {table!r}; {reader} reads a file")
 
@@ -624,17 +624,17 @@ def first_mistake(error: ValidationError, table: type[BaseModel]) -> str:
 
 def _describe(mistake: ErrorDetails) -> str:
     """Describe a mistake in the words of TOML, where pydantic's own message would use those of Python."""
-    last, given = mistake["loc"][-1], mistake["input"]
+    key, value = mistake["loc"][-1], mistake["input"]
     match mistake["type"]:
         case "missing":
             return "is missing"
         case "sentence":
             return mistake["msg"]
         case "model_type":
-            return f"should be a table, not {given!r}"
-        case "list_type" if isinstance(given, dict):
-            return f"is a list of tables: write [[{last}]], not [{last}]"
-    return f"{mistake['msg'][0].lower()}{mistake['msg'][1:]}, not {given!r}"
+            return f"should be a table, not {value!r}"
+        case "list_type" if isinstance(value, dict):
+            return f"is a list of tables: write [[{key}]], not [{key}]"
+    return f"{mistake['msg'][0].lower()}{mistake['msg'][1:]}, not {value!r}"
 
 
 def _table_at(table: type[BaseModel], path: list[str]) -> type[BaseModel]:
