@@ -75,8 +75,8 @@ def _options(*, version: Version = False, debug: bool = False, threads: AtLeastO
     Args:
         version: Print the version.
         debug: Show the traceback of an error.
-        threads: Threads that torch uses in one operation. More seldom help: peers and runs are computed
-            in parallel already.
+        threads: Threads that torch uses in one operation. More threads seldom help: peers and runs
+            are computed in parallel already.
     """
     Torch.threads = threads
 
@@ -137,13 +137,13 @@ def simulate_command(
             the command by torchrun on each: torchrun … -m gossamer simulate CONFIG.
         device: Where peers train, as in cuda; the key training.device of the config if left out.
     """
-    joined: AbstractContextManager[RankGroup | None] = nullcontext()
+    ranks_context: AbstractContextManager[RankGroup | None] = nullcontext()
     if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         load_torch()
         from ..arena.shards import join_ranks
 
-        joined = join_ranks()  # torchrun has started this process as one of several
-    with joined as ranks:
+        ranks_context = join_ranks()  # torchrun has started this process as one of several
+    with ranks_context as ranks:
         if ranks is not None and shards not in (1, ranks.count):
             raise ConfigError(f"--shards {shards}: torchrun has started {ranks.count} processes")
         saving = {"checkpoint": checkpoint, "resume": resume}
@@ -160,7 +160,10 @@ def _simulate(
     saving: Mapping[str, Any],
     ranks: RankGroup | None,
 ) -> None:
-    """Run `gossamer simulate`; ranks: if this process is one of several; saving: --checkpoint, --resume."""
+    """Run `gossamer simulate`.
+
+    saving: the values of --checkpoint and --resume. ranks: if this process is one of several.
+    """
     from ..config.tables import load_config
 
     settings = load_config(config).on_device(device)
@@ -175,11 +178,13 @@ def _simulate(
         options |= {name: (value, None) for name, value in saving.items()}
         show_config(settings, str(config), out=(output.out, folder), **options)
         return
-    several = shards > 1 or ranks is not None
-    given = [f"--{name}" for name, value in saving.items() if value]
-    if given and (several or settings.time is not None):
-        where = "over several processes" if several else "in virtual time ([time])"
-        raise ConfigError(f"{config}: {given[0]}: simulations {where} cannot be continued")
+    is_divided = shards > 1 or ranks is not None
+    refused = [f"--{name}" for name, value in saving.items() if value]
+    if refused and (is_divided or settings.time is not None):
+        where = "over several processes" if is_divided else "in virtual time ([time])"
+        raise ConfigError(
+            f"{config}: {refused[0]}: simulations {where} cannot be continued; leave the option out"
+        )
     if (resume := saving["resume"]) and not (resume / CHECKPOINT_FILE).exists():
         raise ConfigError(
             f"--resume {resume}: there is no {CHECKPOINT_FILE}: only a run with --checkpoint N can be "
@@ -195,9 +200,9 @@ def _simulate(
         launch(shards, sys.executable, "-m", "gossamer", *console.Invocation.arguments)
         return
     if settings.time is not None and ranks is None:
-        files = _in_virtual_time(settings, str(config), results, networks)
+        files = _simulate_in_virtual_time(settings, str(config), results, networks)
     else:
-        files = _in_lockstep(settings, str(config), results, networks, saving, ranks)
+        files = _simulate_in_lockstep(settings, str(config), results, networks, saving, ranks)
     if ranks is not None and ranks.rank:  # rank 0 has the results
         return
     from ..arena import read_gain
@@ -208,7 +213,7 @@ def _simulate(
     console.leave_report(results.folder)
 
 
-def _in_lockstep(
+def _simulate_in_lockstep(
     settings: Config,
     source: str,
     results: Results,
@@ -218,7 +223,7 @@ def _in_lockstep(
 ) -> list[Path]:
     """Simulate a config without a [time] table; return the files that were written.
 
-    saving: --checkpoint and --resume. ranks: if this process is one of several.
+    saving: the values of --checkpoint and --resume. ranks: if this process is one of several.
     """
     from ..arena import Simulation, simulate
 
@@ -232,7 +237,7 @@ def _in_lockstep(
             bar.update(task, completed=round.index)
             if round.tests:
                 last = round
-                is_nan = isnan(round.accuracy)  # as of a regression
+                is_nan = isnan(round.accuracy)  # a regression has none
                 latest = f"loss {round.loss:.4g}" if is_nan else f"accuracy {round.accuracy:.3f}"
                 bar.update(task, latest=latest)
 
@@ -244,7 +249,7 @@ def _in_lockstep(
         except KeyboardInterrupt:
             raise Stopped(_how_to_continue(source, results.folder)) from None
     if last is not None:
-        console.say(_describe(last))
+        console.say(_describe_round(last))
     return files
 
 
@@ -255,8 +260,8 @@ def _how_to_continue(source: str, folder: Path) -> str:
     return f"interrupted; results so far are kept in {folder}; a run with --checkpoint N can be continued"
 
 
-def _describe(round: Round) -> str:
-    """Return the mean over peers of a tested round, and the worst and the best of them."""
+def _describe_round(round: Round) -> str:
+    """Return a sentence: mean, worst and best accuracy (loss if there is none) of peers in a tested round."""
     name = "loss" if isnan(round.accuracy) else "accuracy"
     tests = [test for test in round.tests if test.samples]
     values = [test.mean_loss if name == "loss" else test.accuracy for test in tests]
@@ -267,7 +272,9 @@ def _describe(round: Round) -> str:
     )
 
 
-def _in_virtual_time(settings: Config, source: str, results: Results, networks: bool) -> list[Path]:
+def _simulate_in_virtual_time(
+    settings: Config, source: str, results: Results, networks: bool
+) -> list[Path]:
     """Simulate a config with a [time] table; return the files that were written."""
     from ..arena import simulate_in_time
 
@@ -632,12 +639,13 @@ PANELS = {
 
 
 def _arrange_help() -> None:
+    """Sort the commands into the panels and the order of PANELS."""
     panels = {name: panel for panel, names in PANELS.items() for name in names}
     order = [*panels]
-    for listed in (app.registered_commands, app.registered_groups):
-        listed.sort(key=lambda each: order.index(str(each.name)))
-        for each in listed:
-            each.rich_help_panel = panels[str(each.name)]
+    for commands in (app.registered_commands, app.registered_groups):
+        commands.sort(key=lambda info: order.index(str(info.name)))
+        for info in commands:
+            info.rich_help_panel = panels[str(info.name)]
 
 
 _arrange_help()
@@ -651,7 +659,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     console.Invocation.begin(arguments)
     try:
-        app([_example_path(each) for each in arguments], prog_name="gossamer")
+        app([_example_path(argument) for argument in arguments], prog_name="gossamer")
     except Stopped as stop:
         console.warn(str(stop))
         sys.exit(INTERRUPTED)
@@ -681,7 +689,7 @@ def _example_path(argument: str) -> str:
 
 
 def _message_for_user(error: GossamerError | OSError) -> str | None:
-    """Return a one-line message for an error that the user can fix; None for any other error."""
+    """Return a one-line message for an error that the user can fix; None for one that needs a traceback."""
     if isinstance(error, GossamerError):
         return str(error)
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):

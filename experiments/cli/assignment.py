@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ def assignment_command(results: Path, *, output: Output) -> None:
         write_csv(files[0], HEADER, rows(report))
         compared = report["compared"]
         header = ["round", "part", "change", "gain", "error", "ratio", "chosen"]
-        write_csv(files[1], header, ([one[key] for key in header] for one in compared))
+        write_csv(files[1], header, ([trial[key] for key in header] for trial in compared))
         console.print_written([*files, *draw(report, out / "assignment", title)])
 
 
@@ -91,14 +92,14 @@ def rows(report: Record) -> Iterator[list[str]]:
         label = part_in_words(report, name)
         if shared := cells[name].get(str(SHARED)):
             yield [label, cells_text(shared, part["cells"]), *_best_change(report, name)]
-        for scheme, own in _by_hand(report, name):
-            yield [label, cells_text(own, part["cells"]), "", "", f"{scheme}, by hand", ""]
+        for scheme, fixed_cells in _fixed_by_config(report, name):
+            yield [label, cells_text(fixed_cells, part["cells"]), "", "", f"{scheme}, by hand", ""]
         for decision in _in_force(report):
             if decision["part"] == name:
                 ratio = next(
-                    one["ratio"]
-                    for one in report["compared"]
-                    if one["chosen"] and one["round"] == decision["round"]
+                    trial["ratio"]
+                    for trial in report["compared"]
+                    if trial["chosen"] and trial["round"] == decision["round"]
                 )
                 change = _groups_text(decision["groups"])
                 yield [
@@ -123,16 +124,16 @@ def _in_force(report: Record) -> list[Record]:
 
 def _best_change(report: Record, part: str) -> list[str]:
     """Return the last columns for the cells of a part that all peers share."""
-    compared = [one for one in report["compared"] if one["part"] == part and not one["chosen"]]
-    if not compared:
+    trials = [t for t in report["compared"] if t["part"] == part and not t["chosen"]]
+    if not trials:
         return ["", "", "by all", ""]
-    last = max(one["round"] for one in compared)
-    best = max((one for one in compared if one["round"] == last), key=lambda one: one["gain"])
+    last = max(trial["round"] for trial in trials)
+    best = max((trial for trial in trials if trial["round"] == last), key=itemgetter("gain"))
     return [f"{best['ratio']:.1f}", _loss(best), "by all", str(last)]
 
 
-def _by_hand(report: Record, part: str) -> Iterator[tuple[str, list[int]]]:
-    """Yield how cells that peers had no choice about are shared, and the cells."""
+def _fixed_by_config(report: Record, part: str) -> Iterator[tuple[str, list[int]]]:
+    """Yield how the cells are shared that the config's partial models fix, and these cells."""
     first = report["history"][0]["assignment"]
     for scheme, cells in first["cells"][part].items():
         if int(scheme) != SHARED:
@@ -153,12 +154,12 @@ def _groups_text(groups: Sequence[Sequence[str]] | None) -> str:
     return "each peer's own" if groups is None else f"in {len(groups)} groups"
 
 
-def _loss(one: Record) -> str:
-    """Return a gain as text: a fall of the loss is negative."""
+def _loss(change: Record) -> str:
+    """Return the gain of a decision or trial as a change of the loss: a fall is negative."""
     from ...models.sharing import percent
 
-    size, error = percent(abs(one["gain"])), percent(one["error"])
-    sign = "" if size == percent(0) else "+" if one["gain"] < 0 else "−"
+    size, error = percent(abs(change["gain"])), percent(change["error"])
+    sign = "" if size == percent(0) else "+" if change["gain"] < 0 else "−"
     return f"{sign}{size} ± {error}"
 
 
@@ -169,10 +170,10 @@ def part_in_words(report: Record, part: str) -> str:
     return part.replace("norm-statistics", "norm statistics")
 
 
-def cells_text(cells: Sequence[int], of: int) -> str:
-    """Write cells as numbers and ranges, `0–7, 9`, or as a count if that is too long."""
-    if len(cells) == of:
-        return f"all {of}" if of > 1 else "all"
+def cells_text(cells: Sequence[int], total: int) -> str:
+    """Write cells of a part that has `total`: as numbers and ranges, `0–7, 9`, or as a count if too long."""
+    if len(cells) == total:
+        return f"all {total}" if total > 1 else "all"
     ranges: list[list[int]] = []
     for cell in cells:
         if ranges and cell == ranges[-1][1] + 1:
@@ -180,7 +181,7 @@ def cells_text(cells: Sequence[int], of: int) -> str:
         else:
             ranges.append([cell, cell])
     if len(ranges) > MAX_LISTED_CELLS:
-        return f"{len(cells)} of {of}"
+        return f"{len(cells)} of {total}"
     return ", ".join(f"{a}" if a == b else f"{a}–{b}" for a, b in ranges)
 
 
@@ -194,11 +195,11 @@ def group_rows(report: Record) -> Iterator[list[str]]:
             for scheme, cells in last["cells"].get(decision["part"], {}).items():
                 if int(scheme) > OWN and set(decision["cells"]) <= set(cells):
                     groups = _groups(last, int(scheme))
-            _, named = parts.setdefault(json.dumps(groups), (groups, []))
-            named.append(part_in_words(report, decision["part"]))
-    for groups, named in parts.values():
+            _, part_labels = parts.setdefault(json.dumps(groups), (groups, []))
+            part_labels.append(part_in_words(report, decision["part"]))
+    for groups, part_labels in parts.values():
         for number, group in enumerate(groups, 1):
-            cells = ", ".join(dict.fromkeys(named))
+            cells = ", ".join(dict.fromkeys(part_labels))
             yield [f"{number} of {len(groups)}", ", ".join(group), cells]
 
 
@@ -206,8 +207,8 @@ def sentences(report: Record) -> list[str]:
     """Return a sentence for every decision, or why there is none."""
     if report["reason"]:
         return [f"nothing was decided: {report['reason']}"]
-    found = [decision["sentence"] for decision in report["decisions"]]
-    return found or ["nothing was changed: no change lowered the loss on held-out samples enough"]
+    decided = [decision["sentence"] for decision in report["decisions"]]
+    return decided or ["nothing was changed: no change lowered the loss on held-out samples enough"]
 
 
 # --- the picture ------------------------------------------------------------------------------------
@@ -238,12 +239,12 @@ def draw(report: Record, path: Path, title: str) -> list[Path]:
     width = {1: 8.5, 2: 11.0}.get(columns, 14.0)
     height = (0.45 * len(shown) + 0.75) * count + 0.6
     figure, grid = panels(count, columns, caption, width, height)
-    every = [axes for row in grid for axes in row]
+    all_axes = [axes for row in grid for axes in row]
     colours = scheme_colours(report)
     heights = {part: -float(row) for row, part in enumerate(shown)}
-    for axes in every:
+    for axes in all_axes:
         axes.set_axis_off()
-    for axes, entry in zip(every, history, strict=False):
+    for axes, entry in zip(all_axes, history, strict=False):
         text = f"after round {entry['round']}" if entry["round"] else "at the start"
         axes.set_title(text, loc="left", fontsize=9)
         slicing = _slicing_by_scheme(report, entry["assignment"])
@@ -289,7 +290,8 @@ def scheme_colours(report: Record) -> dict[str, str]:
     schemes, others = list(scheme_names(report)), COLOURS[2:-1]
     colours = {_key(SHARED): BLUE, _key(OWN): VERMILION}
     groupings = [scheme for scheme in schemes if scheme > OWN]
-    colours |= {_key(one): others[(one - OWN - 1) % len(others)] for one in groupings}
+    for scheme in groupings:
+        colours[_key(scheme)] = others[(scheme - OWN - 1) % len(others)]
     pairs = ((a, b) for a in groupings for b in groupings if a < b)
     return colours | {pair_name((_key(a), _key(b))): colours[_key(b)] for a, b in pairs}
 
@@ -303,13 +305,11 @@ def _slicing_by_scheme(report: Record, assignment: Record) -> Slicing:
 
     parts = tuple(Part(part["name"], part["cells"]) for part in report["network"]["parts"])
     pairs = [tuple(pair) for pair in report["network"]["connections"]]
-    alone = set(range(len(parts))) - {part for pair in pairs for part in pair}
-    between = [*pairs, *((part,) for part in sorted(alone))]
+    unconnected = set(range(len(parts))) - {part for pair in pairs for part in pair}
+    between = [*pairs, *((part,) for part in sorted(unconnected))]
     parameters = tuple(
-        ParameterMap(
-            str(which), tuple(parts[one].cells for one in which), dense_axes(parts, *which)
-        )
-        for which in between
+        ParameterMap(str(axes), tuple(parts[axis].cells for axis in axes), dense_axes(parts, *axes))
+        for axes in between
     )
     slices: dict[str, dict[str, list[int]]] = {}
     for part, by_scheme in assignment["cells"].items():

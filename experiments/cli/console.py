@@ -123,20 +123,20 @@ def print_written(files: Sequence[Path]) -> None:
 
 
 def leave_report(
-    folder: Path, took: float | None = None, find: Callable[[str], object] = find_spec
+    folder: Path, seconds: float | None = None, find: Callable[[str], object] = find_spec
 ) -> None:
     """Write a page of a finished run's results, or print the command that writes it.
 
     Writing one takes three seconds and 2 MB, so only runs of at least REPORT_AFTER seconds get one.
 
-    took: seconds that the run took; the seconds since the command began if left out.
+    seconds: the run's duration; if left out, the time since the command began.
     find: finds out whether Bokeh is installed.
     """
-    took = Invocation.elapsed() if took is None else took
+    seconds = Invocation.elapsed() if seconds is None else seconds
     has_bokeh = find("bokeh") is not None
-    if took < REPORT_AFTER or not has_bokeh:
-        first = "" if has_bokeh else "pip install 'gossamer[page]', then "
-        say(f"a page of these results: {first}gossamer report {folder}")
+    if seconds < REPORT_AFTER or not has_bokeh:
+        install = "" if has_bokeh else "pip install 'gossamer[page]', then "
+        say(f"a page of these results: {install}gossamer report {folder}")
         return
     from ..page import write_report
 
@@ -154,7 +154,7 @@ def leave_report(
 
 
 def _with_short_types(params: list[Any]) -> list[Any]:
-    """Let help list flags without `<bool>`, and options that are repeated as `<str>`, not `<list[str]>`."""
+    """Make help list flags without `<bool>`, and repeatable options as `<str>`, not `<list[str]>`."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
@@ -239,10 +239,10 @@ def command_help(function: Command) -> str:
 def help_text(text: str) -> str:
     """Return a text for typer: paragraphs in one line, for the terminal to wrap; [brackets] escaped."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
-    is_prose = ["\n " not in each and "\n-" not in each for each in paragraphs]
+    is_prose = ["\n " not in text and "\n-" not in text for text in paragraphs]
     lines = (
-        each.replace("\n", " ") if prose else each
-        for each, prose in zip(paragraphs, is_prose, strict=True)
+        text.replace("\n", " ") if prose else text
+        for text, prose in zip(paragraphs, is_prose, strict=True)
     )
     return escape("\n\n".join(lines))
 
@@ -409,13 +409,13 @@ def load_torch() -> None:
 
 # --- named metrics in tables --------------------------------------------------------------------------
 
-MOST_METRICS = 4
+MAX_METRIC_COLUMNS = 4
 """The most named metrics that a table of peers has columns for; files and pages have all."""
 
 
 def metric_columns(metrics: Iterable[Mapping[str, float | None]]) -> list[str]:
     """Return the names of the metrics that peers have, as many as a table has columns for."""
-    return sorted({name for each in metrics for name in each})[:MOST_METRICS]
+    return sorted({name for peer_metrics in metrics for name in peer_metrics})[:MAX_METRIC_COLUMNS]
 
 
 def metric_cells(metrics: Mapping[str, float | None], names: Iterable[str]) -> list[str]:

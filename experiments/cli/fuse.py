@@ -138,8 +138,9 @@ def _print_tables(
         cell_counts = [len(cells) for cells in part.assignments]  # one per network
         # matched: cells that became one with a cell of another network. created: cells of the fused network
         # beyond the number in the widest network.
-        cells = name, sum(cell_counts), width, part.matched_cells, width - max(cell_counts)
-        rows.append((*cells, f"{part.objective[-1]:.1f}", f"{part.stop_reason}, {part.sweeps}"))
+        counts = sum(cell_counts), width, part.matched_cells, width - max(cell_counts)
+        ended = f"{part.stop_reason}, {part.sweeps}"
+        rows.append((name, *counts, f"{part.objective[-1]:.1f}", ended))
     header = ["part", "given", "fused", "matched", "created", "objective", "ended, sweeps"]
     if rows:
         console.table("cells by part", header, rows)
@@ -376,7 +377,7 @@ _MAX_SEARCH_STEPS = 10_000
 
 
 def layer_order(
-    shapes: Shapes, metadata: Mapping[str, str], given: Sequence[str] | None, file: str
+    shapes: Shapes, metadata: Mapping[str, str], user_order: Sequence[str] | None, file: str
 ) -> list[str]:
     """Return the names of a file's tensors in the order in which layers are applied, weights before biases.
 
@@ -384,20 +385,19 @@ def layer_order(
     order, the most reliable first: the file's metadata (written by `SlicedNetwork.save`), the user's --order,
     the layers' shapes if they fit together in only one way, and numbers in names, as in a torch Sequential.
 
-    given: the user's --order: names of layers or of tensors.
+    user_order: the value of --order: names of layers or of tensors.
 
     Raises ModelError if the order does not fit the shapes or cannot be found.
     """
     layers = _Layers(shapes, file)
     from_metadata = layers.order_from_metadata(metadata)
-    from_user = layers.order_from_user(given) if given else None
+    from_user = layers.order_from_user(user_order) if user_order else None
     if from_metadata is None:
         return layers.complete(layers.order_from_shapes() if from_user is None else from_user)
-    in_metadata = layers.weights_of(from_metadata)
-    in_option = in_metadata if from_user is None else layers.weights_of(from_user)
-    if in_option != in_metadata:
+    weights = layers.weights_of(from_metadata)
+    if from_user is not None and (user_weights := layers.weights_of(from_user)) != weights:
         raise ModelError(
-            f"{file}: --order says {_join(in_option)}, the file itself says {_join(in_metadata)}; leave out "
+            f"{file}: --order says {_join(user_weights)}, the file itself says {_join(weights)}; leave out "
             "--order"
         )
     return from_metadata
@@ -411,6 +411,7 @@ class _Layers:
     file: str
 
     def weights_of(self, names: Iterable[str]) -> list[str]:
+        """Return those of the named tensors that are weights of layers."""
         return [name for name in names if len(self.shapes[name]) == 2]
 
     def order_from_metadata(self, metadata: Mapping[str, str]) -> list[str] | None:
@@ -429,11 +430,11 @@ class _Layers:
             f"{self.file}: its metadata about the order of layers are invalid; save it again"
         )
 
-    def order_from_user(self, given: Sequence[str]) -> list[str]:
+    def order_from_user(self, user_order: Sequence[str]) -> list[str]:
         """Return the tensors that --order names; a layer's name stands for all its tensors, weight first."""
         shapes, where = self.shapes, f"{self.file}: --order"
         names: list[str] = []
-        for text in given:
+        for text in user_order:
             tensors = [text] if text in shapes else sorted(n for n in shapes if _module(n) == text)
             if not tensors:
                 known = dict.fromkeys(

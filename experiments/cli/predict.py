@@ -1,4 +1,4 @@
-"""`gossamer predict`: what a peer's written network says of new inputs, also while the peer learns on."""
+"""`gossamer predict`: classes of new inputs by the network that a peer wrote, also while it trains on."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def predict_command(
         raise ConfigError(f"{name} returned a {type(learner).__name__}, not a learner")
     learner.network.load(network)
     learner.network.module.eval()
-    answers = [(path, _outputs(learner, array, path)) for path, array in files]
+    outputs_by_file = [(path, _outputs(learner, array, path)) for path, array in files]
     console.warn(f"{network}: {_age(about, time.time())}")
-    for path, outputs in answers:
+    for path, outputs in outputs_by_file:
         classes, scores = predicted_classes(learner, outputs), predicted_scores(learner, outputs)
         for row, (label, score) in enumerate(zip(classes.tolist(), scores.tolist(), strict=True)):
             if as_json:
@@ -77,7 +77,7 @@ def predict_command(
 
 
 def _age(about: dict[str, Any], now: float) -> str:
-    """Return of which round a network is, and how long ago it was written."""
+    """Return text: the round of a network, and how long ago it was written."""
     try:
         seconds = now - datetime.fromisoformat(about["time"]).timestamp()
     except ValueError:
@@ -102,13 +102,13 @@ def _outputs(learner: Learner, array: np.ndarray[Any, Any], path: Path) -> Tenso
         with torch.no_grad():
             outputs = learner.network(values)
     except RuntimeError as error:
-        given = " x ".join(map(str, values.shape[1:]))
+        size = " x ".join(map(str, values.shape[1:]))
         if shape is None:
             reason = " ".join(str(error).split())
         else:
             reason = f"it was trained with {' x '.join(map(str, shape))}"
         raise ConfigError(
-            f"{path}: inputs of {given} numbers do not fit the network: {reason}"
+            f"{path}: inputs of {size} numbers do not fit the network: {reason}"
         ) from None
     if outputs.ndim != 2:
         raise ConfigError(
@@ -118,7 +118,7 @@ def _outputs(learner: Learner, array: np.ndarray[Any, Any], path: Path) -> Tenso
 
 
 def _takes_integers(learner: Learner) -> bool:
-    """Return whether the network's inputs are integers, as of an embedding."""
+    """Return whether the network's inputs are integers, such as the tokens of an embedding."""
     inputs = getattr(learner, "samples", (None,))[0]
     return inputs is not None and not inputs.is_floating_point()
 

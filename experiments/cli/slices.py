@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...models import SlicedNetwork, SliceSpec, Slicing
 
 CLASSES = 10
-"""How many outputs a network gets that is not from a config: there is no data set to count classes in."""
+"""The number of outputs of a network that is not from a config, which has no data set to count classes."""
 NETWORK_HELP = (
     f"A ready network ({', '.join(READY_NETWORKS)}), a network layout (64=32=10), module:function, or "
     "a config file."
@@ -68,9 +68,11 @@ def slices_command(
         options = {"--give": give, "--depends": depends, "--input": shape, "--option": option}
         if extra := [name for name, value in options.items() if value]:
             raise ConfigError(f"{extra[0]}: the config {module} sets this already; leave it out")
-        network, name = _of_config(Path(module), peer)
+        network, name = _network_of_config(Path(module), peer)
     else:
-        network, name = _of_name(module, give or ["global=0.8"], depends, shape, option, buffers)
+        network, name = _network_by_name(
+            module, give or ["global=0.8"], depends, shape, option, buffers
+        )
     file = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     results = output.results(f"results/slices/{file}", "slices")
     table = part_table(network.slicing)
@@ -86,7 +88,7 @@ def slices_command(
         console.print_written(draw_slices(network.slicing, folder / file, title))
 
 
-def _of_config(path: Path, peer: int) -> tuple[SlicedNetwork, str]:
+def _network_of_config(path: Path, peer: int) -> tuple[SlicedNetwork, str]:
     """Return the network of one peer of a config, and the config's name."""
     from ..config.tables import load_config
 
@@ -99,7 +101,7 @@ def _of_config(path: Path, peer: int) -> tuple[SlicedNetwork, str]:
     return Swarm(config, str(path)).member(peer).network, config.name
 
 
-def _of_name(
+def _network_by_name(
     name: str,
     give: Sequence[str],
     depends: Sequence[str] | None,
@@ -232,7 +234,7 @@ def _part_of_cells(slicing: Slicing) -> np.ndarray:
 
 
 def _axes(axes: tuple[np.ndarray | None, ...]) -> Iterator[np.ndarray]:
-    """Yield, for each axis that runs over cells, the cell of every index."""
+    """Yield, for each axis of a parameter that runs over cells, the cell of every index."""
     return (axis for axis in axes if axis is not None)
 
 
@@ -369,7 +371,7 @@ class NetworkPicture:
             lines.setdefault(averaging_model, []).append(ends)
         for model in sorted(
             lines
-        ):  # private lines, whose model is "", come first: below the others
+        ):  # private lines, whose model is "", first: the others cover them
             colour = self._colours[model]
             self._axes.add_collection(
                 LineCollection(lines[model], colors=colour, linewidths=0.7, alpha=0.45, zorder=1)
@@ -390,7 +392,7 @@ class NetworkPicture:
         }
         top, bottom = self._heights[first], self._heights[second]
         width = 0.045 + 0.026 * min(top - bottom, 6.0) + 0.006 * (lane % 4)
-        half_height = (top - bottom) / 2 or 0.18  # the second for an arc from a part to itself
+        half_height = (top - bottom) / 2 or 0.18  # 0.18 for an arc from a part to itself
         angles = np.linspace(0, np.pi, 40)
         y = (top + bottom) / 2 + half_height * np.cos(angles)
         for index, model in enumerate(sorted(averaging_models)):

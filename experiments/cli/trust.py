@@ -66,10 +66,10 @@ def enrol_command(
     if rounds != "forever" and not (rounds.isdecimal() and int(rounds) > 0):
         raise ConfigError(f'--rounds {rounds}: should be a number of rounds, or "forever"')
     settings = {"rounds": rounds if rounds == "forever" else int(rounds)}
-    owned = SwarmFolder(folder or Path(swarm), swarm, broker)
-    files = owned.enrol(names, models=model, days=days, settings=settings)
+    swarm_folder = SwarmFolder(folder or Path(swarm), swarm, broker)
+    files = swarm_folder.enrol(names, models=model, days=days, settings=settings)
     console.print_written(files)
-    for line in owned.next_steps():
+    for line in swarm_folder.next_steps():
         console.say(line)
 
 
@@ -302,7 +302,10 @@ class _RetainedPeer:
     invitation: bytes | None = None
 
     def read(self, message: Literal["card", "status"], payload: bytes) -> None:
-        """Store the content of a card or a status; a malformed one is ignored."""
+        """Store the content of a card or a status; one that is no JSON or has no session is ignored.
+
+        Raises ConfigError if it is signed and its signature is wrong.
+        """
         from ...gossip.security import TrustError, read_published, signed
 
         head = {}
@@ -344,7 +347,7 @@ async def _read_retained(transport: MqttTransport, swarm: str, name: str) -> _Re
 def _choose_session(
     retained: _RetainedPeer, key: Identity | None, session: str | None, *, force: bool
 ) -> str:
-    """Return the session to declare dead. Raises ConfigError if there is none, or it must not be declared.
+    """Return the session to declare dead; ConfigError if there is none, or if the peer must not be declared.
 
     key: the owner's. session: the value of --session.
     """

@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from ...peer import BrokerAddress, ObservedPeer, Observer, Problem, SwarmState, TimelineEvent
 
 REFRESH = 1.0
-"""Seconds between two looks with --follow."""
+"""Seconds from one update to the next with --follow."""
 SHOWN_EVENTS = 8
 """Events of the timeline that are shown, the latest ones."""
 REASON_WIDTH = 26
-"""The least width of the last column of the table of peers, which says what a peer does, or why not."""
+"""The least width of the last column of the table of peers, _ACTIVITY."""
 ID_LETTERS = 4
 """Letters of a peer's id that are shown on a narrow terminal."""
 DATE = "%Y-%m-%d %H:%M:%S"
@@ -175,7 +175,9 @@ def watch_command(
         )
     if others:
         console.warn(f"{what}: holds {1 + len(others)} swarms; this is {first.path}")
-    _run(serve_page(lambda: PlaybackSource(first), host=host, port=port, on_ready=_print_address))
+    _serve_until_interrupt(
+        serve_page(lambda: PlaybackSource(first), host=host, port=port, on_ready=_print_address)
+    )
 
 
 @command("lab", slow=True)
@@ -200,8 +202,10 @@ def lab_command(
     require_folder(out)
     from ..page import LAB_POLL_SECONDS, build_lab, serve
 
-    fill = partial(build_lab, results=out)
-    _run(serve(fill, every=LAB_POLL_SECONDS, host=host, port=port, on_ready=_print_address))
+    build = partial(build_lab, results=out)
+    _serve_until_interrupt(
+        serve(build, every=LAB_POLL_SECONDS, host=host, port=port, on_ready=_print_address)
+    )
 
 
 def _watch_broker(
@@ -229,7 +233,7 @@ def _watch_broker(
             finally:
                 following.cancel()
 
-    _run(watch())
+    _serve_until_interrupt(watch())
 
 
 @contextlib.contextmanager
@@ -238,7 +242,7 @@ def watching(
 ) -> Iterator[None]:
     """While the block runs, serve the page of a swarm from a process of its own, if that is wanted.
 
-    A process of its own, since drawing for the browser must not slow the supervisor of the peers down. It
+    Drawing for the browser must not slow down this process, which supervises the peers. The other process
     prints the page's address.
     """
     if not wanted:
@@ -266,7 +270,7 @@ def _print_address(url: str) -> None:
     console.say(f"page: {url}")
 
 
-def _run(page: Coroutine[Any, Any, None]) -> None:
+def _serve_until_interrupt(page: Coroutine[Any, Any, None]) -> None:
     """Serve a page until Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(page)
@@ -305,13 +309,15 @@ def status_command(
     if metrics.metrics_port is not None and not follow:
         raise ConfigError("status: --metrics-port needs --follow: it serves until Ctrl-C")
     observer, transport = _observer(url, swarm, connection, owner)
-    show = _Show(as_json=as_json, quiet=quiet)
+    printer = _StatusPrinter(as_json=as_json, quiet=quiet)
     try:
-        problems = asyncio.run(_observe(observer, transport, show, follow=follow, metrics=metrics))
+        problems = asyncio.run(
+            _observe(observer, transport, printer, follow=follow, metrics=metrics)
+        )
     except KeyboardInterrupt:
         if not follow:
             raise
-        return  # how one stops to follow
+        return  # Ctrl-C is how --follow ends
     if problems:
         raise typer.Exit(NEEDS_ATTENTION)
 
@@ -319,7 +325,7 @@ def status_command(
 async def _observe(
     observer: Observer,
     transport: MqttTransport,
-    show: _Show,
+    printer: _StatusPrinter,
     *,
     follow: bool,
     metrics: MetricsOptions,
@@ -334,19 +340,19 @@ async def _observe(
                 "here: check the swarm's name, and with access rules, that this user may read it"
             )
         if not follow:
-            return show.once(observer)
+            return printer.once(observer)
         if metrics.metrics_port is None:
-            await show.follow(observer)
+            await printer.follow(observer)
             return []
         with serve_swarm_metrics(
             observer.swarm, metrics.metrics_port, metrics.metrics_host
         ) as port:
             console.warn(f"figures for Prometheus: http://{metrics.metrics_host}:{port}/metrics")
-            await show.follow(observer)
+            await printer.follow(observer)
         return []
 
 
-class _Show:
+class _StatusPrinter:
     """Prints a swarm's state: as tables, as JSON, or only what needs attention."""
 
     def __init__(self, *, as_json: bool, quiet: bool) -> None:
@@ -359,12 +365,12 @@ class _Show:
         state, now = observer.swarm, time.time()
         problems = find_problems(state, now)
         if self._as_json:
-            console.say(_as_line(state, problems))
+            console.say(_as_json_line(state, problems))
         elif self._quiet:
             for problem in problems:
                 console.say(problem.text)
         else:
-            console.out.print(_picture(state, problems, now))
+            console.out.print(_status_tables(state, problems, now))
         return problems
 
     async def follow(self, observer: Observer) -> None:
@@ -379,12 +385,12 @@ class _Show:
                 observer.check()
                 state, now = observer.swarm, time.time()
                 problems = find_problems(state, now)
-                # There is no cause while the next attempt is made.
+                # While the next attempt is made the observer has no cause: show the last one.
                 lost = "" if observer.connected else observer.connection_problem or lost
                 if live is not None:
-                    live.update(_picture(state, problems, now, lost), refresh=True)
+                    live.update(_status_tables(state, problems, now, lost), refresh=True)
                 elif self._as_json:
-                    line = _as_line(state, problems)
+                    line = _as_json_line(state, problems)
                     if line != last:
                         console.say(line)
                     last = line
@@ -402,7 +408,7 @@ class ChangeLog:
 
     def __init__(self, *, only_problems: bool = False) -> None:
         self._only_problems = only_problems
-        self._headline = ""
+        self._is_first = True
         self._events: frozenset[TimelineEvent] = frozenset()
         self._problems: frozenset[tuple[str, str, str]] = frozenset()
         self._lost = ""
@@ -411,35 +417,37 @@ class ChangeLog:
         self, state: SwarmState, problems: Sequence[Problem], now: float, lost: str = ""
     ) -> list[str]:
         """Return what has changed since the last call; lost: why the broker cannot be reached."""
-        found = {(each.kind, each.peer, each.model): each.text for each in problems}
-        new = [text for key, text in found.items() if key not in self._problems]
+        texts = {(each.kind, each.peer, each.model): each.text for each in problems}
+        new = [text for key, text in texts.items() if key not in self._problems]
         if self._only_problems:
-            self._problems = frozenset(found)
+            self._problems = frozenset(texts)
             return new
-        lines = [(now, line) for line in [_headline(state, "")] if not self._headline]
-        self._headline = self._headline or _headline(state, "")
+        lines: list[tuple[float, str]] = []
+        if self._is_first:
+            lines.append((now, _headline(state, "")))
+        self._is_first = False
         lines += [
             (event.time, f"{event.peer} {event.text}")
             for event in sorted(state.timeline, key=lambda event: event.time)
             if event not in self._events
         ]
         lines += [(now, f"needs attention: {text}") for text in new]
-        if self._problems and not found:
+        if self._problems and not texts:
             lines.append((now, "nothing needs attention any more"))
         if bool(lost) != bool(self._lost):
-            again = "the broker is reached again"
-            lines.append((now, f"the broker cannot be reached: {lost}" if lost else again))
-        self._events, self._problems = frozenset(state.timeline), frozenset(found)
+            reached = "the broker is reached again"
+            lines.append((now, f"the broker cannot be reached: {lost}" if lost else reached))
+        self._events, self._problems = frozenset(state.timeline), frozenset(texts)
         self._lost = lost
         return [f"{time.strftime(DATE, time.localtime(when))}  {line}" for when, line in lines]
 
 
-def _as_line(state: SwarmState, problems: list[Problem]) -> str:
+def _as_json_line(state: SwarmState, problems: list[Problem]) -> str:
     record = state.as_record() | {"problems": [asdict(problem) for problem in problems]}
     return json.dumps(record, allow_nan=False)
 
 
-def _picture(
+def _status_tables(
     state: SwarmState, problems: list[Problem], now: float, connection_problem: str = ""
 ) -> Group:
     """Return the tables of peers, models and events, and what needs attention."""
@@ -461,8 +469,8 @@ def _picture(
     for problem in problems:
         parts.append(Text(f"needs attention: {problem.text}", style="bold red"))
     if not problems:
-        yet = any(peer.presence == "offline" for peer in state.peers.values())
-        parts.append(Text(f"nothing needs attention{' yet' * yet}", style="green"))
+        has_offline = any(peer.presence == "offline" for peer in state.peers.values())
+        parts.append(Text(f"nothing needs attention{' yet' * has_offline}", style="green"))
     return Group(*parts)
 
 
@@ -486,19 +494,19 @@ def _peer_table(state: SwarmState, now: float, width: int) -> tuple[Table, dict[
     If it is too wide, names are shortened first; then the columns that matter least are left out.
     """
     summaries = [peer.summary for peer in state.peers.values() if peer.summary is not None]
-    named = console.metric_columns(summary.named_metrics for summary in summaries)
+    metrics = console.metric_columns(summary.named_metrics for summary in summaries)
     rounds = [p.round for p in state.peers.values() if p.is_present and p.round is not None]
-    middle = median(rounds) if rounds else 0.0
+    median_round = median(rounds) if rounds else 0.0
     peers = sorted(state.peers.values(), key=lambda p: (_ORDER.index(p.presence), p.name))
-    rows = [_cells(peer, now, middle, named) for peer in peers]
-    columns = ["peer", "state", "since", "round", "behind", "accuracy", *named, *_TRAFFIC]
-    columns += ["checked"] * state.is_signed + [_WHY]
-    least = [*reversed(_TRAFFIC), "behind", *reversed(named), "checked", "accuracy"]
+    rows = [_row(peer, now, median_round, metrics) for peer in peers]
+    columns = ["peer", "state", "since", "round", "behind", "accuracy", *metrics, *_TRAFFIC]
+    columns += ["checked"] * state.is_signed + [_ACTIVITY]
+    drop_order = [*reversed(_TRAFFIC), "behind", *reversed(metrics), "checked", "accuracy"]
     names = {peer.name: peer.name for peer in peers}
     while _least_width(table := _table_of(columns, rows, names)) > width:
         if names != (short := short_names(names)):
             names = short
-        elif dropped := next((column for column in least if column in columns), None):
+        elif dropped := next((column for column in drop_order if column in columns), None):
             columns.remove(dropped)
         else:
             table.columns[-1].min_width = None  # a very narrow terminal
@@ -507,7 +515,7 @@ def _peer_table(state: SwarmState, now: float, width: int) -> tuple[Table, dict[
 
 
 _TRAFFIC = ("neighbours", "MB in", "MB out")
-_WHY = "why, or what it does"
+_ACTIVITY = "why, or what it does"
 
 
 def _table_of(
@@ -517,8 +525,8 @@ def _table_of(
     for column in columns[:-1]:
         is_text = column in ("peer", "state", "since", "checked")
         table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
-    longest = max(len(each) for each in (_WHY, *(row[_WHY] for row in rows)))
-    table.add_column(_WHY, min_width=min(longest, REASON_WIDTH))
+    longest = max(len(each) for each in (_ACTIVITY, *(row[_ACTIVITY] for row in rows)))
+    table.add_column(_ACTIVITY, min_width=min(longest, REASON_WIDTH))
     for row in rows:
         styles = {"state": _COLOURS.get(row["state"], "dim")}
         shown = {**row, "peer": names[row["peer"]]}
@@ -545,28 +553,31 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     return {name: cut(name) for name in full}
 
 
-def _cells(peer: ObservedPeer, now: float, middle: float, named: Sequence[str]) -> dict[str, str]:
-    """Return a peer's cells, by column; middle: the median round of all peers that are present."""
-    cells = {"peer": peer.name, "state": peer.presence, "since": _since(peer, now)}
-    cells |= {"checked": peer.checked, _WHY: _doing(peer, now)}
+def _row(
+    peer: ObservedPeer, now: float, median_round: float, metrics: Sequence[str]
+) -> dict[str, str]:
+    """Return a peer's row, by column; median_round: that of all peers that are present."""
+    row = {"peer": peer.name, "state": peer.presence, "since": _since(peer, now)}
+    row |= {"checked": peer.checked, _ACTIVITY: _activity(peer, now)}
     summary = peer.summary
     if summary is None:
-        return cells | dict.fromkeys(["round", "behind", "accuracy", *named, *_TRAFFIC], "")
+        return row | dict.fromkeys(["round", "behind", "accuracy", *metrics, *_TRAFFIC], "")
     total = "" if summary.rounds is None else f"/{summary.rounds}"
-    lag = middle - summary.round if peer.is_present else 0
+    lag = median_round - summary.round if peer.is_present else 0
     (accuracy,) = console.metric_cells(summary.metrics, ["accuracy"])
     traffic = (
         str(summary.neighbour_count) if peer.is_present else "",
         f"{summary.received_bytes / 1e6:.1f}",
         f"{summary.sent_bytes / 1e6:.1f}",
     )
-    cells |= {"round": f"{summary.round}{total}", "behind": f"{lag:.0f}" if lag >= 1 else ""}
-    cells |= {"accuracy": accuracy} | dict(zip(_TRAFFIC, traffic, strict=True))
-    return cells | dict(zip(named, console.metric_cells(summary.named_metrics, named), strict=True))
+    row |= {"round": f"{summary.round}{total}", "behind": f"{lag:.0f}" if lag >= 1 else ""}
+    row |= {"accuracy": accuracy} | dict(zip(_TRAFFIC, traffic, strict=True))
+    metric_cells = console.metric_cells(summary.named_metrics, metrics)
+    return row | dict(zip(metrics, metric_cells, strict=True))
 
 
-def _doing(peer: ObservedPeer, now: float) -> str:
-    """Return what a peer does, or why it does not."""
+def _activity(peer: ObservedPeer, now: float) -> str:
+    """Return what a peer does, or why it does nothing: its problem, or the reason of its last status."""
     from ...peer import LEASE_MARGIN, duration
 
     if peer.problem:
@@ -587,8 +598,8 @@ def _model_table(state: SwarmState, names: Mapping[str, str]) -> Table:
     for name in ("members", "count", "disagreement", "weights"):
         table.add_column(name, justify="right", no_wrap=True)
     present = {name for name, peer in state.peers.items() if peer.is_present}
-    names_some = any(present - {*model.members} for model in state.models.values())
-    if names_some:
+    show_members = any(present - {*model.members} for model in state.models.values())
+    if show_members:
         table.add_column("who", no_wrap=True, overflow="ellipsis")
     for model in state.models.values():
         if len(model.members) == 1 and model.counting:
@@ -600,13 +611,15 @@ def _model_table(state: SwarmState, names: Mapping[str, str]) -> Table:
             str(len(model.counting)),
             "" if distance is None else f"{distance:.1e}",
             "" if weights is None else f"{weights[0]:.2f} to {weights[1]:.2f}",
-            *([escape(_who(model.members, present, names))] if names_some else []),
+            *([escape(_members_text(model.members, present, names))] if show_members else []),
         )
     return table
 
 
-def _who(members: Collection[str], present: Collection[str], names: Mapping[str, str]) -> str:
-    """Return the members of a partial model, if they are not all peers."""
+def _members_text(
+    members: Collection[str], present: Collection[str], names: Mapping[str, str]
+) -> str:
+    """Return the names of a partial model's members; "all" if every present peer is one."""
     if not {*present} - {*members}:
         return "all"
     return ", ".join(names[each] for each in sorted(members, key=lambda name: (len(name), name)))

@@ -213,14 +213,14 @@ def read_leaf(files: list[Path]) -> Samples:
     writers = [
         (x, y, np.full(len(y), numbers.setdefault(user, len(numbers))))
         for path in files
-        for user, x, y in _users(path)
+        for user, x, y in _read_writers(path)
     ]
     if not writers:
         raise DataError(f"{files[0]}: no writer in LEAF's files has a sample: download them again")
     return samples(*map(np.concatenate, zip(*writers, strict=True)))
 
 
-def _users(path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
+def _read_writers(path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Read the name, images and labels of every writer in one of LEAF's files."""
     try:
         content = json.loads(path.read_text())

@@ -57,10 +57,10 @@ def dirichlet(
     rng = np.random.default_rng(seed)
     by_peer: list[list[int]] = [[] for _ in range(peers)]
     for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
+        class_indices = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(peers, alpha))
-        ends = (np.cumsum(shares)[:-1] * len(members)).astype(int)
-        for peer, indices in enumerate(np.split(members, ends)):
+        ends = (np.cumsum(shares)[:-1] * len(class_indices)).astype(int)
+        for peer, indices in enumerate(np.split(class_indices, ends)):
             by_peer[peer].extend(indices)
     for indices in by_peer:
         while len(indices) < minimum:
@@ -145,20 +145,20 @@ def split(
 
 
 def with_class_shares(
-    labels: Tensor | np.ndarray, own: Tensor | np.ndarray, classes: int
+    test_labels: Tensor | np.ndarray, train_labels: Tensor | np.ndarray, classes: int
 ) -> np.ndarray:
     """Return the indices of test samples in which classes are as frequent as in a peer's training samples.
 
     As many as possible are selected; a class whose share is less than one sample is left out.
 
-    labels: of all test samples. own: the labels of the peer's training samples.
+    test_labels: of all test samples. train_labels: of the peer's training samples.
     """
-    labels, own = _as_array(labels), _as_array(own)
-    shares = np.bincount(own, minlength=classes) / len(own)
-    available = np.bincount(labels, minlength=classes)
+    test_labels, train_labels = _as_array(test_labels), _as_array(train_labels)
+    shares = np.bincount(train_labels, minlength=classes) / len(train_labels)
+    available = np.bincount(test_labels, minlength=classes)
     scale = min(available[k] / shares[k] for k in range(classes) if shares[k])
     counts = np.floor(scale * shares + 1e-9).astype(int)
-    by_class = [np.flatnonzero(labels == k)[: counts[k]] for k in range(classes)]
+    by_class = [np.flatnonzero(test_labels == k)[: counts[k]] for k in range(classes)]
     if not sum(map(len, by_class)):
         raise DataError(
             "a peer has a class that is not among the test samples: raise data.test, or set "

@@ -110,15 +110,15 @@ def load(
     A user's function returns a Dataset, and may have a parameter `seed`; its module is searched in `folder`
     and in the working directory.
     """
-    found = load_or_stream(name, root, seed=seed, folder=folder)
+    dataset = load_or_stream(name, root, seed=seed, folder=folder)
     from .dataset import Dataset  # imports torch, which is not needed to refuse a name
 
-    if not isinstance(found, Dataset):
+    if not isinstance(dataset, Dataset):
         raise DataError(
             f"{name} returned PeerDatasets, which are read while peers train: only simulate, swarm and join "
             "can use them; return a Dataset here"
         )
-    return found
+    return dataset
 
 
 def load_or_stream(

@@ -247,15 +247,15 @@ def test_only_a_long_run_leaves_a_report_unasked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_run(tmp_path / "run")
-    console.leave_report(folder, took=console.REPORT_AFTER - 1)
+    console.leave_report(folder, seconds=console.REPORT_AFTER - 1)
     assert f"gossamer report {folder}" in capsys.readouterr().out.replace("\n", "")
     assert not (folder / "report.html").exists()
-    console.leave_report(folder, took=console.REPORT_AFTER, find=lambda name: None)
+    console.leave_report(folder, seconds=console.REPORT_AFTER, find=lambda name: None)
     assert "pip install 'gossamer[page]', then gossamer report" in capsys.readouterr().out
-    console.leave_report(folder, took=console.REPORT_AFTER)
+    console.leave_report(folder, seconds=console.REPORT_AFTER)
     assert f"wrote {folder / 'report.html'}" in capsys.readouterr().out.replace("\n", "")
     assert (folder / "report.html").exists()
-    console.leave_report(tmp_path, took=console.REPORT_AFTER)  # what cannot be read ends nothing
+    console.leave_report(tmp_path, seconds=console.REPORT_AFTER)  # what cannot be read ends nothing
     assert "no page of these results" in capsys.readouterr().err.replace("\n", " ")
 
 
