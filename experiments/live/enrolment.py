@@ -161,7 +161,7 @@ class SwarmFolder:
             raise ConfigError("enrol: --broker: the nodes of a cluster use TLS; write mqtts://")
         if len({node.port for node in self._nodes}) > 1:
             raise ConfigError(
-                "enrol: --broker: the nodes of a cluster must have the same port; give the same for all"
+                "enrol: --broker: the nodes of a cluster must listen on one port; give the same for all"
             )
 
     @property
@@ -278,7 +278,7 @@ class SwarmFolder:
         for key, value in (("swarm", self.swarm), ("broker", self.url)):
             if description[key] != value:
                 raise ConfigError(
-                    f"enrol: {path}: {key} is {description[key]} in it, not {value}; give another --folder"
+                    f"enrol: {path}: {key} is {description[key]} here, not {value}; give another --folder"
                 )
         return description
 
