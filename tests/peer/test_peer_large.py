@@ -155,7 +155,7 @@ def test_a_message_of_which_every_copy_is_damaged_arrives(run):
 
 def dispatch() -> Dispatch:
     links = SimpleNamespace(is_exact=lambda _: False)
-    counted = SimpleNamespace(sent=lambda *_: None, links=links)
+    counted = SimpleNamespace(count_sent=lambda *_: None, links=links)
     return Dispatch("a", {"v": "0" * 16}, "float32", counted, NullSecurity("a"))  # type: ignore[arg-type]
 
 

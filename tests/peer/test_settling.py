@@ -1,4 +1,4 @@
-"""When a peer that agrees may leave: once everybody does, not when it merely is calm again."""
+"""When a peer that agrees may leave: once all peers do, not as soon as its own values agree again."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from gossamer.peer.membership import Settling
 
 
 class Scripted(Settling):
-    """Hears what a test says, look after look: (all are done, it is disturbed)."""
+    """Sees what a test scripts, check after check: (all peers are done, agreement is lost)."""
 
-    def __init__(self, looks):
-        link = SimpleNamespace(name="a", engine=None, settings=quick(), machine=Machine())
+    def __init__(self, checks):
+        link = SimpleNamespace(
+            name="a",
+            engine=None,
+            settings=quick(),
+            machine=Machine(),
+            all_done=lambda: checks[0][0],
+        )
         super().__init__(link)  # type: ignore[arg-type]
-        self._looks = looks
+        self._checks = checks
 
     async def _push_until(self, reached):
         while not await reached():
             pass
         return True
 
-    async def _agreed(self):
+    async def _has_settled(self):
         return True
 
-    def _all_done(self):
-        return self._looks[0][0]
-
     async def _lost_agreement(self):
-        disturbed = self._looks[0][1]
-        if len(self._looks) > 1:
-            del self._looks[0]
-        return disturbed
+        lost = self._checks[0][1]
+        if len(self._checks) > 1:
+            del self._checks[0]
+        return lost
 
 
 async def states(settling: Settling) -> list[State]:
@@ -51,12 +54,12 @@ async def states(settling: Settling) -> list[State]:
     return seen
 
 
-def test_who_was_lost_agreement_for_a_moment_waits_for_the_others_all_the_same(run):
+def test_a_peer_that_lost_agreement_for_a_moment_still_waits_for_the_others(run):
     settling = Scripted([(False, True), (False, False), (False, False), (True, False)])
     again = [State.SETTLING, State.DONE]
     assert run(states(settling)) == [*again, *again]
 
 
-def test_who_sees_all_done_and_is_calm_is_through(run):
+def test_a_peer_that_agrees_leaves_once_all_are_done(run):
     settling = Scripted([(False, False), (True, False)])
     assert run(states(settling)) == [State.SETTLING, State.DONE]
