@@ -132,7 +132,14 @@ def absorb_finite(mass: Mass, other: Mass) -> Mass | None:
 
 def is_finite(value: Array) -> bool:
     """Return whether no coordinate is infinite or NaN; fractions, in object arrays, never are."""
-    return value.dtype == object or bool(np.isfinite(value).all())
+    if value.dtype == object:
+        return True
+    if value.dtype.itemsize > 2:  # a sum of squares in float16 is slow, and overflows
+        # If the sum of squares is finite, so is every coordinate: this makes no array of booleans.
+        with np.errstate(over="ignore"):
+            if np.isfinite(np.vdot(value, value)):
+                return True
+    return bool(np.isfinite(value).all())
 
 
 def as_factor(numerator: int, denominator: int, values: Array) -> Any:
