@@ -27,7 +27,6 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,7 +47,7 @@ from .ledger import (
     is_verdict_row,
 )
 from .modes import Mode
-from .pushsum import ONE, Array, Balances, Store, is_finite
+from .pushsum import ONE, Array, Balances, Store, is_finite, subtract
 from .wire import Ack, Answer, Give, Message, Packed, PackError, Recall, Tag, Verdict, WireError
 
 _log = logging.getLogger(__name__)
@@ -99,8 +98,8 @@ class Gossiper:
 
     `admit`, if it is set, checks every transfer before it is credited; guards are installed there.
     `refuses`, if it is set, returns whether a peer is banned: its transfers are refused, whatever they hold.
-    `observe`, if it is set, is called with every transfer that is credited, as it arrived, and with the own
-    value before it changes.
+    `observe`, if it is set, is called with every transfer that is credited, as it arrived, with the own value
+    before it changes, and with the distance between both values.
     `counters` counts events by cause. No message makes the gossiper raise.
     """
 
@@ -123,7 +122,7 @@ class Gossiper:
         self.rng = np.random.default_rng(seed)
         self.admit: Admit | None = None
         self.refuses: Callable[[str], bool] | None = None
-        self.observe: Callable[[Give, Array], None] | None = None
+        self.observe: Callable[[Give, Array, float], None] | None = None
         self.counters: Counter[str] = Counter()
         self.rejections: dict[str, str] = {}
         """The neighbours that reject this session, each with the reason in words.
@@ -745,8 +744,17 @@ class Gossiper:
         admitted = give if self.admit is None else self.admit(give)
         if isinstance(admitted, str):
             return admitted
-        observe = None if self.observe is None else partial(self.observe, give)
-        return self._balances.credit(admitted, observe)
+
+        def observe(own: Array, distance: float) -> None:
+            self._observe(give, own, distance if admitted.value is give.value else None)
+
+        return self._balances.credit(admitted, None if self.observe is None else observe)
+
+    def _observe(self, give: Give, own: Array, distance: float | None = None) -> None:
+        if self.observe is not None:
+            if distance is None:  # not known: for instance because `admit` has changed the value
+                distance = float(np.linalg.norm(subtract(give.value, own)))
+            self.observe(give, own, distance)
 
     def _move(self, give: Give) -> str | None:
         """Let a value without weight move the own one, as the mode says; return the cause if it is void."""
@@ -755,8 +763,7 @@ class Gossiper:
         value = self.mode.value_after(self, give)
         if isinstance(value, str):
             return value
-        if self.observe is not None:
-            self.observe(give, self.value(give.model))
+        self._observe(give, self.value(give.model))
         self.set_value(give.model, value)
         return None
 

@@ -91,22 +91,29 @@ def split(mass: Mass, share: int, sent_value: Array | None = None) -> tuple[Mass
     return Mass(kept_value, kept_weight), Mass(sent_value, share)
 
 
-def absorb(mass: Mass, other: Mass) -> Mass:
+def absorb(mass: Mass, other: Mass, difference: Array | None = None) -> Mass:
     """Return the sum of two masses, whose value has the dtype of `mass.value`.
 
     The value is computed as x + (w'/(w + w'))·(x' - x), where x and w are the value and weight of `mass`, x'
     and w' those of `other`. So equal values stay exactly equal, and no float64 copy of a float32 vector is
     made.
+
+    difference: x' - x, as `subtract` returns it, if the caller has it; it is overwritten.
     """
     weight = mass.weight + other.weight
     if weight == 0:
         return mass
     if mass.weight == 0:
         return Mass(other.value.astype(mass.value.dtype, casting="same_kind"), weight)
-    result = np.subtract(other.value, mass.value, dtype=mass.value.dtype, casting="same_kind")
+    result = subtract(other.value, mass.value) if difference is None else difference
     result *= as_factor(other.weight, weight, result)
     result += mass.value
     return Mass(result, weight)
+
+
+def subtract(value: Array, own: Array) -> Array:
+    """Return value - own, in the dtype of `own`."""
+    return np.subtract(value, own, dtype=own.dtype, casting="same_kind")
 
 
 def total(masses: Iterable[Mass]) -> tuple[Any, int]:
@@ -120,19 +127,16 @@ def total(masses: Iterable[Mass]) -> tuple[Any, int]:
     return sum_vector, weight
 
 
-@np.errstate(over="ignore", invalid="ignore")
-def absorb_finite(mass: Mass, other: Mass) -> Mass | None:
-    """Return the sum of two masses as `absorb` does, or None if a coordinate of it is not finite.
-
-    The sum of two finite values may overflow; numpy's warning about that would tell nothing more than None.
-    """
-    result = absorb(mass, other)
-    return result if is_finite(result.value) else None
-
-
 def is_finite(value: Array) -> bool:
     """Return whether no coordinate is infinite or NaN; fractions, in object arrays, never are."""
-    return value.dtype == object or bool(np.isfinite(value).all())
+    if value.dtype == object:
+        return True
+    if value.dtype.itemsize > 2:  # a sum of squares in float16 is slow, and overflows
+        # If the sum of squares is finite, so is every coordinate: this makes no array of booleans.
+        with np.errstate(over="ignore"):
+            if np.isfinite(np.vdot(value, value)):
+                return True
+    return bool(np.isfinite(value).all())
 
 
 def as_factor(numerator: int, denominator: int, values: Array) -> Any:
@@ -347,18 +351,25 @@ class Balances:
             reserved = MAX_WEIGHT // 2
         return MAX_WEIGHT - self.weights[model] - reserved
 
-    def credit(self, give: Give, observe: Callable[[Array], None] | None = None) -> str | None:
+    def credit(
+        self, give: Give, observe: Callable[[Array, float], None] | None = None
+    ) -> str | None:
         """Absorb a transfer; return "not-finite", and change nothing, if the result would not be finite.
 
-        observe: called with the own value before it changes.
+        observe: called with the own value before it changes, and its distance from the transfer's.
         """
-        model = give.model
+        model, distance = give.model, 0.0
         held = self._mass(model)
-        result = absorb_finite(held, Mass(give.value, give.weight))
-        if result is None:
+        # Finite values may overflow: numpy's warning about that would tell nothing more than the cause.
+        with np.errstate(over="ignore", invalid="ignore"):
+            difference = subtract(give.value, held.value)
+            if observe is not None:
+                distance = float(np.linalg.norm(difference))
+            result = absorb(held, Mass(give.value, give.weight), difference)
+        if not is_finite(result.value):
             return "not-finite"
         if observe is not None:
-            observe(held.value)
+            observe(held.value, distance)
         self._set(model, result)
         promised = self.promised.pop(model, 0)
         if promised:

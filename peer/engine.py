@@ -484,7 +484,9 @@ class Engine:
         else:
             self.gossiper = Gossiper.restore(snapshot, self.store, **options)
         self.gossiper.refuses = self.is_banned
-        self.gossiper.observe = lambda give, own: self.agreement.add(give.model, own, give.value)
+        self.gossiper.observe = lambda give, own, distance: self.agreement.add(
+            give.model, own, distance
+        )
         if self._guards is not None:
             # What peers measure differs from peer to peer.
             guard(

@@ -330,10 +330,10 @@ class Agreement:
         self._store = store
         self._recent: dict[str, deque[float]] = {m: deque(maxlen=_RECENT_VALUES) for m in models}
 
-    def add(self, model: str, own: Array, received: Array) -> None:
+    def add(self, model: str, own: Array, distance: float) -> None:
         """Add the distance of a value that was credited from the peer's own value at that time."""
         if model in self._recent:
-            self._recent[model].append(_distance(own, received))
+            self._recent[model].append(distance / _norm(own))
 
     def values(self) -> dict[str, Array]:
         """Return copies of the peer's current values, per model, for `reset_changed`."""
@@ -377,7 +377,11 @@ class Agreement:
 
 def _distance(own: Array, other: Array) -> float:
     """Return the distance between two values, relative to the norm of the own one."""
-    return float(np.linalg.norm(own - other)) / (float(np.linalg.norm(own)) or 1.0)
+    return float(np.linalg.norm(own - other)) / _norm(own)
+
+
+def _norm(own: Array) -> float:
+    return float(np.linalg.norm(own)) or 1.0
 
 
 class SwarmMean:

@@ -421,19 +421,34 @@ def test_async_gossip_agrees_on_the_weighted_mean_through_faults() -> None:
 def test_an_observer_sees_both_values_of_every_credit_before_it_changes_ours():
     a, b = pair()
     seen = []
-    b.observe = lambda give, own: seen.append((give.sender, give.value.copy(), own.copy()))
+    b.observe = lambda give, own, distance: seen.append(
+        (give.sender, give.value.copy(), own.copy(), distance)
+    )
     a.push("v", {"b": ONE // 2}, 0.0)
     give = give_of(a)
     b.handle(replace(give, value=np.full(3, np.inf, dtype=np.float32)), 0.0)
     assert seen == []  # refused
     a, b = pair()
-    b.observe = lambda give, own: seen.append((give.sender, give.value.copy(), own.copy()))
+    b.observe = lambda give, own, distance: seen.append(
+        (give.sender, give.value.copy(), own.copy(), distance)
+    )
     a.push("v", {"b": ONE // 2}, 0.0)
     give = give_of(a)
     b.handle(give, 0.0)
     b.handle(give, 0.0)  # a duplicate
-    ((sender, received, own),) = seen
+    ((sender, received, own, distance),) = seen
     assert sender == "a"
     assert received.tolist() == [0.0] * 3
     assert own.tolist() == [4.0] * 3
+    assert distance == pytest.approx(4.0 * 3**0.5)
     assert read(b).tolist() != own.tolist()
+
+
+def test_an_observer_is_told_how_far_a_value_was_before_it_was_changed_for_credit():
+    a, b = pair()
+    distances = []
+    b.observe = lambda give, own, distance: distances.append(distance)
+    b.admit = lambda give: replace(give, value=np.full(3, 3.0, dtype=np.float32))
+    a.push("v", {"b": ONE // 2}, 0.0)
+    b.handle(give_of(a), 0.0)
+    assert distances == [pytest.approx(4.0 * 3**0.5)]

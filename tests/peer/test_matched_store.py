@@ -246,7 +246,7 @@ def test_agreement_compares_with_the_value_before_a_credit() -> None:
     taker.write("all", np.full_like(taker.read("all"), 2.0))
     a, b = gossiper("a", giver), gossiper("b", taker)
     agreement = Agreement(["all"], taker)
-    b.observe = lambda give, own: agreement.add(give.model, own, give.value)
+    b.observe = lambda give, own, distance: agreement.add(give.model, own, distance)
     for each, other in ((a, b), (b, a)):
         each.inject("all", ONE)
         each.peer_online(other.peer, other.session, ["all"])
