@@ -265,7 +265,7 @@ def test_a_stack_on_another_device_is_written_back() -> None:
     learners = whole(3)
     networks = [one.network for one in learners]
     stack = Stack(networks, torch.device("cpu:0"))  # as good as another: it is not "cpu"
-    assert not stack.shared
+    assert not stack.shares_memory
     stack.values += 1
     before = networks[1].flat.clone()
     stack.write_back()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cli_kit import Run, runs
 
-from gossamer.experiments.bench.views import SIZES, work
+from gossamer.experiments.bench.views import SIZES, measure_graph
 from gossamer.topology import build, facts, links_to_add
 
 torch.set_num_threads(1)
@@ -213,7 +213,7 @@ def test_thirty_lines_load_a_public_graph_run_a_swarm_and_draw_it(
 
 def test_the_benchmark_measures_what_it_names() -> None:
     for what in ("show", "facts"):
-        seconds, peak = work(what, 60)
+        seconds, peak = measure_graph(what, 60)
         assert seconds > 0
         assert peak > 1e6
     assert (SIZES[0], SIZES[-1]) == (1000, 100_000)

@@ -9,7 +9,7 @@ import pytest
 from swarm_kit import small_config, small_swarm
 
 from gossamer.experiments.config.tables import Model, Network, Training
-from gossamer.experiments.live.run import collect, curves
+from gossamer.experiments.live.run import accuracies_by_round, collect
 from gossamer.experiments.results import RecordFile
 from gossamer.peer import LocalSwarm
 
@@ -42,4 +42,4 @@ def test_int8_takes_a_quarter_of_the_bytes_and_hardly_shows(tmp_path, mosquitto)
     assert packed.consensus["global"] < 0.01
     assert 0 < packed.traffic.mean_distortion < 0.01
     assert plain.traffic.messages == 0
-    assert curves(tmp_path / "int8" / "metrics.jsonl")
+    assert accuracies_by_round(tmp_path / "int8" / "metrics.jsonl")

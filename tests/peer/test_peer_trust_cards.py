@@ -43,8 +43,9 @@ def test_who_was_refused_for_its_clock_is_let_in_when_it_is_right(run, tmp_path)
             nest.start(label, learner, papers.settings(label, settings), machine=clocks[label])
             for label, learner in zip(("a", "b"), learners, strict=True)
         ]
-        await until(lambda: first.peer.link and first.peer.link.security.counters)
-        assert set(first.peer.link.security.counters) == {"untrusted-clock"}
+        await until(
+            lambda: first.peer.link and "untrusted-clock" in first.peer.link.security.counters
+        )
         clocks["b"].wall_ahead = 0.0
 
         def let_in():

@@ -228,8 +228,8 @@ def test_invitation_files(tmp_path):
     ("make", "message"),
     [
         (lambda key: open_ticket(OWNER, SWARM, uses=0), "admits no peer"),
-        (lambda key: invite(OWNER, SWARM, "anna", key, models=[]), "0 models"),
-        (lambda key: invite(OWNER, SWARM, "anna", key, days=0), "must be above 0"),
+        (lambda key: invite(OWNER, SWARM, "anna", key, models=[]), "1 to 256 models, not 0"),
+        (lambda key: invite(OWNER, SWARM, "anna", key, days=0), "more than 0 days, not 0"),
     ],
 )
 def test_senseless_invitations_are_not_written(make, message):
