@@ -85,9 +85,9 @@ def _femnist(
 
 
 _PAPERS = (
-    *_femnist("level", "V.2.a", 8, "accuracy by cells in the global model", (5, 5, 2)),
+    *_femnist("level", "V.2.a", 8, "accuracy by cells in the global model", (3, 2, 2)),
     *_femnist("scheme", "V.2.b", 11, "sharing a part of every layer, or whole layers", (1, 1, 0.6)),
-    *_femnist("peers", "V.2.c", 14, "accuracy by the number of peers that share a model", (14, 14, 6)),
+    *_femnist("peers", "V.2.c", 14, "accuracy by the number of peers that share a model", (9, 9, 6)),
     StudyEntry("averaging-level", "003, V.3.a, figure 17", "partial_models:averaging_level",
                "Averaging level: accuracy by cells in the global model", 10, minutes=5),
     StudyEntry("convergence", "003, V.3.b, figure 18", "partial_models:convergence",
