@@ -73,7 +73,10 @@ def named_files(config: Experiment, source: str = "config") -> list[Path]:
 
 
 def topology_files(spec: str | Mapping[str, Any], folder: Path) -> list[Path]:
-    """Return the file of a graph, or of the module with the function that makes it; none for a builder."""
+    """Return the file of a graph, or of the module with the function that makes it.
+
+    Graphs that Gossamer builds itself, such as `regular:4`, have none.
+    """
     from ...topology import TopologyError, parse
     from ..graphs.swarm import complete_path, importing_from
 

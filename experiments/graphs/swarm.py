@@ -1,7 +1,7 @@
 """Builds the graph of a swarm from a config's `topology` or from a GRAPH argument of the command line.
 
 Live peers and the arena both use this module. So a config has the same graph in both, and neither begins to
-train if the config has keys or a graph that steady gossip or robust means (`gossip/robust.py`) cannot use.
+train if the config has keys or a graph that steady gossip or robust means cannot use (`gossip/robust.py`).
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def pushes_of(config: Config) -> int:
 
 
 MAX_STEPS = 64
-"""How many steps of a schedule that never repeats are looked at, to join or to measure their graphs."""
+"""How many steps of a schedule that never repeats are used for the union of their graphs, and measured."""
 
 DEFAULT_PEERS = 16
-"""Peers of a graph that a builder makes, if no number is given."""
+"""Peers of a graph that is built here, such as a ring, if no number is given."""
 
 GROUP_KEYS = ("group", "club", "community", "block")
 """Node attributes that name a peer's group; the first that a graph has is used."""
@@ -79,7 +79,7 @@ class SwarmGraph:
     changing: the graph of every step of a topology that changes over time; None for a fixed graph.
     models: the peers of each shared partial model, if known.
     added: links that were added to connect partial models' peers (`bridge` in a config).
-    rule: how a peer of the swarm weights what it sends.
+    rule: how a peer divides what it sends: `push`, in equal shares; else by the links' weights.
     rule_is_set: whether a config names the rule, rather than having the default.
     """
 
@@ -302,7 +302,7 @@ def _swarm_graph(config: Config, spec: Spec, models: Members) -> SwarmGraph:
         try:
             require_models_connected(graph, models)
         except TopologyError as error:
-            raise TopologyError(f"{error}, and bridge = true adds them") from None
+            raise TopologyError(f"{error}; bridge = true in the config adds links") from None
         topology = SwarmGraph(config.name, graph, added=added)
     is_set = "rule" in config.gossip.model_fields_set
     return replace(topology, models=models, rule=config.gossip.rule, rule_is_set=is_set)
@@ -452,8 +452,8 @@ def warn_without_score(learner: object, source: str) -> None:
 
     if not isinstance(learner, Scorer):
         console.warn(
-            f"{source}: learners of this kind have no method score, so values of other peers are bounded by "
-            "their distance alone, whatever their loss"
+            f"{source}: learners of this kind have no method score, so what another peer's value may change "
+            "is limited by its distance from the own value alone, and not by its loss"
         )
 
 

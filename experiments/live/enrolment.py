@@ -1,4 +1,4 @@
-"""Enrolment: one file with all that a device needs to join a swarm with trust, TLS and passwords.
+"""Enrolment: one file with all that a device needs to join a swarm that admits only invited devices.
 
 The owner's folder of a swarm has
 
@@ -7,7 +7,7 @@ The owner's folder of a swarm has
     secrets/        the passwords of all users of the broker
     broker/         what the broker needs: its certificate, users and permissions; swarm.json, which has name,
                     broker and peers of the swarm; and the broker's retained messages
-    rules/, HOST/   for a cluster: its users and permissions, and what each of its nodes needs
+    rules/, HOST/   for a cluster of nats-servers: users and permissions, and what each of its nodes needs
     NAME.gossamer   one file for each device: secret, because it contains the device's key and password
 
 On the device the file is unpacked beside the device's results, each part into a file of its own.
@@ -50,7 +50,9 @@ class Enrolment(BaseModel):
     """The content of one device's file.
 
     identity: the device's private key. invitation: what admits it. owner: the owner's public key.
-    ca: the certificate of the broker's authority; None without TLS. settings: keys of a device's file.
+    ca: the certificate of the broker's authority; None without TLS. models: the partial models to which the
+    invitation admits it, by name or pattern; None for all. settings: of a device's TOML file, used unless
+    that file has them.
 
     Keys that a later version has added are ignored. A key that is added after 1.0 needs a default.
     """
@@ -190,11 +192,14 @@ class SwarmFolder:
         days: float,
         settings: dict[str, Any],
     ) -> list[Path]:
-        """Write one file for each device, and the broker's users; return the paths of the files."""
+        """Write one file for each device, and the broker's users; return the paths of the files.
+
+        models, settings: see `Enrolment`. days: how long the invitations are valid.
+        """
         from ...peer import write_cluster, write_rules  # they import what devices do not need
 
         description = self._read_description()
-        names: dict[str, str] = dict(description.get("peers", {}))
+        names: dict[str, str] = dict(description.get("peers", {}))  # NAME@ID by label
         for label in labels:
             check_label(label)
             if label in names or labels.count(label) > 1:
@@ -313,7 +318,7 @@ class SwarmFolder:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """Return name, broker and peers of the swarm in an owner's folder, or in a copy of its folder broker."""
+    """Return name, broker and peers of the swarm in an owner's folder, of which `broker/` is enough."""
     path = folder / "broker" / "swarm.json"
     try:
         description = json.loads(path.read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Candidates: the assignments that a swarm may change to next.
+"""Candidates: changes that a swarm may make to its assignment, which says who averages each cell.
 
 Each changes who averages some cells of one part: groups of peers, each peer for itself, or all peers again.
 """
@@ -22,7 +22,7 @@ MAX_GROUPS = 5
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """An assignment that differs from the present one in one part.
+    """A change of the present assignment in one part.
 
     level
         Where the part is in the network, counted from the outputs: 0 for the outputs, 1, 2, … for the parts
@@ -31,12 +31,13 @@ class Candidate:
     cells
         Which cells of the part change.
     scheme
-        Who averages them: OWN for each peer alone, the group of every peer, or GLOBAL for all peers again.
+        Who averages them: OWN for each peer alone, GLOBAL for all peers again, or a grouping: for each peer
+        the number of its group.
     assignment
         The assignment with this change.
     changes
-        The coordinates that are averaged by other groups of peers than under the present assignment, in
-        blocks: the group of every peer, and the coordinates of the block.
+        The coordinates that other groups of peers average than under the present assignment, as pairs: for
+        each peer the number of its group, and the coordinates with these groups.
     """
 
     part: str
@@ -55,10 +56,12 @@ class Candidate:
         chosen, first = np.asarray(cells, int), anatomy.first_cells[anatomy.find(part)]
         level = next(level for level, name in levels(anatomy) if name == part)
         changed, changes = present.change(part, chosen, scheme), []
-        for code, others, columns in present.blocks_of(first + chosen):
-            labels = changed.peer_groups(others | 1 << int(changed.scheme_of[first + chosen[0]]))
-            if labels != present.peer_groups(code):
-                changes.append((labels, columns))
+        # A coordinate has the schemes of all its cells: a set, as an int with bit s for scheme s.
+        new_scheme = 1 << int(changed.scheme_of[first + chosen[0]])
+        for schemes, schemes_of_others, coordinates in present.blocks_of(first + chosen):
+            groups = changed.peer_groups(schemes_of_others | new_scheme)
+            if groups != present.peer_groups(schemes):
+                changes.append((groups, coordinates))
         return cls(part, level, tuple(chosen.tolist()), scheme, changed, tuple(changes))
 
     @property
@@ -142,11 +145,11 @@ def propose(
 ) -> list[Candidate]:
     """Return the candidates for the next step.
 
-    For every part, there is a candidate that makes all cells that are still shared by all peers each peer's
-    own, and one for each grouping of the peers: those in use, and those of peers whose training moves the
-    part's values in similar directions. If only some of these cells have a V/σ² above 1, there are the same
-    candidates for these cells of the outputs, and the one that makes them each peer's own for other parts.
-    One more candidate shares the cells in `moved` among all peers again.
+    For every part, take the cells that all peers still share. One candidate gives each peer its own values of
+    them. There is one more for each grouping of the peers: those in use, and those of peers whose training
+    moves the part's values in similar directions. If only some of the cells have a V/σ² above 1, there are
+    further candidates for just those: all of these in the outputs, only the first one in other parts. One
+    more candidate shares the cells in `moved` among all peers again.
 
     sketches
         For each part, one row of numbers per peer: how far, and in which direction, training moves the

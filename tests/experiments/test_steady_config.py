@@ -148,7 +148,10 @@ def test_learners_that_cannot_score_are_named_before_training(capsys, live, tmp_
     else:
         Simulation.of(settings)
     said = " ".join(capsys.readouterr().err.split())
-    assert "no method score, so values of other peers are bounded by their distance alone" in said
+    assert (
+        "no method score, so what another peer's value may change is limited by its distance"
+        in said
+    )
 
 
 @pytest.mark.parametrize(("hostile", "needed"), [("auto", 4), (2, 5)])
