@@ -150,7 +150,7 @@ def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
         return NullSecurity(link.name)
     if link.settings.mode != "steady" and link.settings.robust == "none":
         _log.info(
-            "peer %s: in %s mode any member can spoil the average; if some may be hostile, give all of them "
+            "peer %s: in %s mode any member can spoil the average; if some may be hostile, set on every peer "
             'mode = "steady" (or robust, in the modes rounds and server): gossamer explain mode',
             link.name, link.settings.mode,
         )  # fmt: skip
@@ -201,8 +201,8 @@ async def wait_for_others(link: Link) -> None:
     if not has_founded:
         # In lockstep modes a late peer was refused above, so all peers start together, each as a founder.
         await _begin_counting(link, as_founder=not settings.paced and bool(link.view.waiting))
-    # `waiting` are the partial models in which our weight does not count yet. Where no other peer counts, we
-    # found the model after `silence` seconds.
+    # `waiting` are the partial models in which our weight does not count yet. Where no other peer counts, the
+    # model begins with our values after `silence` seconds.
     deadline = link.machine.monotonic() + settings.silence
     while link.view.waiting and link.machine.monotonic() < deadline:
         await link.next_turn()
@@ -224,6 +224,7 @@ async def _begin_counting(link: Link, *, as_founder: bool) -> None:
 
     as_founder: let it count at once, at our own values, instead of waiting for values of peers that count.
     """
+    # True after `_wait_for_expected`; before it, only founders begin, for which it makes no difference.
     all_online = bool(link.settings.expect) and not link.engine.returning
     now = link.machine.monotonic()
     await link.worker.run(link.engine.begin, now, as_founder=as_founder, all_online=all_online)
@@ -527,6 +528,7 @@ async def _publish_goodbye(link: Link, goodbye: Status) -> None:
             return await link.publish_goodbye(goodbye)
         except (TransportError, TrustError) as error:
             rows = goodbye.statement
+            # A signed status that is too large is "malformed".
             if not rows or error.cause not in ("too-large", "malformed"):
                 raise
             newest_rows = rows[(len(rows) + 1) // 2 :]

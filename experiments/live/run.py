@@ -124,8 +124,8 @@ def run_live(
     """Run a config as a live swarm of processes and return its results.
 
     source: the config's file, for error messages.
-    folder: where results are written. Must be new or empty, except for the keys in `trust`: peers would
-        resume from the checkpoints of another run.
+    folder: where results are written. Must be new or empty, or peers would resume from the checkpoints of
+        another run; it may have the subfolder `trust` with the peers' key files.
     broker: what `broker_for` returns, or nullcontext(address); entered when the config has been checked.
     watch: serve a page of the swarm while it runs, and print its address.
     log_json: write the peers' log lines as JSON objects.
@@ -359,7 +359,7 @@ def collect(
     traffic = Traffic()
     sharing_records: list[Record] = []
     gains: list[Gain] = []
-    # Without `network.trained`: each peer's final network is read from its file instead.
+    # Do not load the files of the key network.trained: each peer's final network is read below.
     all_members = Swarm(without_networks(config)).members()
     reports = {
         member.name: report for member in all_members if (report := _report(spec.folder, member))
@@ -421,6 +421,7 @@ def _share_as_decided(member: Member, peer: str, record: Record) -> None:
     peer: its name in the swarm (with trust, that of its key). record: the last assignment of cells to peers.
     """
     network = member.network
+    # With norm parts, norm layers too can belong to a partial model.
     anatomy = network.slicing.anatomy.with_norm_parts(norm_layers(network.module))
     slices, graph = Assignment.from_record(anatomy, record).slices(peer)
     network.reslice(slices, graph, anatomy=anatomy)
@@ -500,11 +501,11 @@ def _report(folder: Path, member: Member) -> Record:
         return {}
 
 
-# --- the demo: sixteen live peers, sixteen tasks, four schemes of sharing --------------------------------
+# --- the demo: sixteen live peers, sixteen tasks, four ways to share -----------------------------------
 
 # In all of them every peer swaps a different pair of labels, so output cells mean something else on every
 # peer, while the features that hidden cells compute are useful to all peers.
-AUTO = "assigned by itself"
+AUTO = "decided by the peers"
 """The demo's swarm in which peers decide what they share."""
 SCHEMES = {
     "alone": None,

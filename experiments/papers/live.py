@@ -12,8 +12,9 @@ common width. In the baseline, the same peers, with the same samples in the same
 simulated in the arena.
 
 Compression: how much accuracy is lost? Live swarms are compared with an uncompressed baseline that differs in
-nothing else. Eight peers, each with its own digits, share their hidden cells, in every mode, with several
-compressors; in async mode also with pushes skipped while a model has hardly changed (dynamic averaging).
+nothing else. Eight peers, each with its own digits, share their hidden cells, in the modes rounds,
+server and async, with several compressors; in async mode also with pushes skipped while a model has hardly
+changed (dynamic averaging).
 
 In layouts, '=' joins the layers of a network, and '-' the cells per layer of a partial model.
 """
@@ -128,6 +129,7 @@ def spec_of(
         if index < FOUNDERS:
             peer = replace(peer, settings=peer.settings.updated(expect=founders))
         else:
+            # Newcomers begin with values of peers whose weight counts already, not with their own.
             newcomer_settings = {
                 "expect": (), "founder": False, "trained": True, "rounds": durations.newcomers_live,
             }  # fmt: skip
