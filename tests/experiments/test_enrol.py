@@ -340,6 +340,15 @@ def test_the_owner_looks_at_a_swarm_with_trust_over_tls_with_a_password(
                 topic = str(topics.Topic("garden", identity.name, name))
                 await transport.publish(topic, payload, retain=True, qos=1)
 
+    async def clears_as_observer() -> None:
+        """Try to clear the card: whoever may only read does not."""
+        transport = MqttTransport(
+            url.replace("://", "://observer@"), "observer", tls=TlsFiles(files / "ca.pem"),
+            password=Path("garden/secrets/observer").read_text().strip(),
+        )  # fmt: skip
+        async with transport:
+            await transport.publish(topics.card("garden", identity.name), b"", retain=True, qos=0)
+
     tls = BrokerTls(files / "ca.pem", files / "server.pem", files / "server.key")
     settings = BrokerSettings(host="localhost", port=port, tls=tls, rules=read_rules(files))
     with Broker(settings, kind=kind):
@@ -348,6 +357,8 @@ def test_the_owner_looks_at_a_swarm_with_trust_over_tls_with_a_password(
         assert result.code == 0, result.err + result.out
         assert identity.name in result.out
         assert "member" in result.out
+        run(clears_as_observer())
+        assert gossamer(*words).out.count("member") == result.out.count("member")
         Path("wrong").write_text("not it\n")
         wrong = gossamer(*words, "--password-file", "wrong")
         assert wrong.code == 2
