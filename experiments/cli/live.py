@@ -11,13 +11,15 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from getpass import getuser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gossamer.entry import import_from, require_module
+from gossamer.entry import ArgumentsError, import_from, require_module
+from gossamer.errors import GossamerError
 from gossamer.logs import log_to_stderr
 
 from ..errors import ConfigError
@@ -374,11 +376,29 @@ def join_command(
 
     port = metrics.metrics_port
     metrics_address = None if port is None else (metrics.metrics_host, port)
-    code = run_guarded(ProcessSpec(plan.broker, str(folder), [spec]), metrics=metrics_address)
+    code = run_guarded(
+        ProcessSpec(plan.broker, str(folder), [spec]),
+        metrics=metrics_address,
+        advice=partial(_advice, enrolment=enrolment, config=config),
+    )
     if code:
         raise typer.Exit(code)
     suffixes = ("safetensors", "jsonl", "report.json")
     console.print_written([folder / f"{spec.name}.{suffix}" for suffix in suffixes])
+
+
+def _advice(error: GossamerError, *, enrolment: Path | None, config: Path) -> str:
+    """Return which file to mend, if that is where an error of a device comes from."""
+    from ...gossip import TransportError
+
+    if isinstance(error, ArgumentsError):
+        return f" (key 'arguments' of {config})"
+    if enrolment is not None and isinstance(error, TransportError) and error.is_refusal:
+        return (
+            f"; password and authority (CA) are those in {enrolment}: if they are wrong, the swarm's owner "
+            "has the right ones"
+        )
+    return ""
 
 
 def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
