@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -14,6 +15,10 @@ from gossamer.errors import GossamerError, hint
 
 class EntryError(GossamerError):
     """An entry point that cannot be imported or called."""
+
+
+class ArgumentsError(EntryError):
+    """Arguments that the function of an entry point does not take."""
 
 
 def import_from(folder: Path) -> None:
@@ -83,12 +88,30 @@ def call_entry(name: str, arguments: Mapping[str, Any]) -> Any:
     Any error but a GossamerError becomes an EntryError with the function, the error, its file and line.
     """
     function = load_entry(name)
+    _check_arguments(name, function, arguments)
     try:
         return function(**arguments)
     except GossamerError:
         raise
     except Exception as error:
         raise EntryError(describe_error(name, error)) from error
+
+
+def _check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raise ArgumentsError if a function does not take these arguments, or needs others."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # of a function written in C
+        return
+    kinds = {each.kind for each in parameters.values()}
+    unknown = [each for each in arguments if each not in parameters]
+    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
+        near = hint(unknown[0], parameters, are="it has")
+        raise ArgumentsError(f"{name} has no argument {unknown[0]!r}; {near}")
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise ArgumentsError(f"{name}: {error}") from None
 
 
 def describe_error(name: str, error: Exception) -> str:

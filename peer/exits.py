@@ -28,7 +28,8 @@ class ExitCode(IntEnum):
     REPLACED = 4
     """Another device has taken this one's name. A service manager must not start it again."""
     NOT_REACHED = 5
-    """No broker could be reached, or a peer of `expect` did not come online. Start it again."""
+    """No broker could be reached, a peer of `expect` did not come online, or the port for metrics was taken.
+    Start it again."""
     INTERRUPTED = 130
     """Ctrl-C during start-up, before there was a peer to shut down cleanly."""
 
@@ -61,7 +62,7 @@ class Revoked(PeerError):
 
 
 class NotReached(PeerError):
-    """A peer of `expect` did not come online; it may have when this peer is started again."""
+    """A peer of `expect` did not come online, or a port is taken: a later start may succeed."""
 
     exit_code = ExitCode.NOT_REACHED
 
@@ -140,17 +141,37 @@ STOP_SECONDS = 120
 
 
 def unit_text(
-    description: str, command: Sequence[str], folder: Path, *, user: str, memory: str
+    description: str,
+    command: Sequence[str],
+    folder: Path,
+    *,
+    user: str,
+    memory: str,
+    writes: Sequence[Path] = (),
+    is_broker: bool = False,
 ) -> str:
-    """Return the unit of a service that runs a peer.
+    """Return the unit of a service that runs a peer, or a broker.
 
-    systemd starts it again after a crash, after exit code 3 (its goodbye is still to be delivered) and after
-    5 (no broker was reached, as after a power cut), but not where a person has to mend something first, nor
-    if another device has taken its name.
+    systemd starts a peer again after a crash, after exit code 3 (its goodbye is still to be delivered) and
+    after 5 (no broker was reached, as after a power cut), but not where a person has to mend something first,
+    nor if another device has taken its name. It starts a broker again after any failure.
+
+    The service writes nowhere but in its folder, in `writes` and in a temporary folder of its own. Devices
+    such as cameras and graphics cards stay open to it.
 
     command: the program and its arguments. folder: the working directory. memory: a limit, as in 512M.
+    writes: further folders that it writes to; for a broker, all of them.
     """
     final = f"{ExitCode.CANNOT_TAKE_PART:d} {ExitCode.REPLACED:d}"
+    of_peer = {
+        "Type": "notify",
+        "RestartPreventExitStatus": final,
+        "WatchdogSec": str(WATCHDOG_SECONDS),
+        "TimeoutStartSec": "300",
+        "TimeoutStopSec": str(STOP_SECONDS),
+    }
+    # Mixed: the process that is told to stop stops its broker itself.
+    of_broker = {"Type": "exec", "KillMode": "mixed", "SystemCallFilter": "@system-service"}
     sections = {
         "Unit": {
             "Description": _escaped(description),
@@ -158,17 +179,14 @@ def unit_text(
             "After": "network-online.target",
         },
         "Service": {
-            "Type": "notify",
             "ExecStart": " ".join(map(_quoted, command)),
             "WorkingDirectory": _escaped(str(folder)),
             "User": user,
             "Restart": "on-failure",
             "RestartSec": "10",
-            "RestartPreventExitStatus": final,
-            "WatchdogSec": str(WATCHDOG_SECONDS),
-            "TimeoutStartSec": "300",
-            "TimeoutStopSec": str(STOP_SECONDS),
+            **(of_broker if is_broker else of_peer),
             "MemoryMax": memory,
+            **_confinement([*writes] if is_broker else [folder, *writes], [folder, *command], user),
         },
         "Install": {"WantedBy": "multi-user.target"},
     }
@@ -176,6 +194,35 @@ def unit_text(
         f"[{name}]\n" + "".join(f"{key}={value}\n" for key, value in entries.items())
         for name, entries in sections.items()
     )
+
+
+def _confinement(writes: Sequence[Path], uses: Sequence[str | Path], user: str) -> dict[str, str]:
+    """Return what keeps a service from changing anything but some folders and temporary files.
+
+    uses: what it reads; a /tmp of its own would hide it if it is in the machine's.
+    """
+    shared = [Path("/tmp"), Path("/var/tmp")]
+    uses_shared = any(Path(each).is_relative_to(folder) for each in uses for folder in shared)
+    writable = list(dict.fromkeys([*writes, *(shared if uses_shared else ())]))
+    options = {
+        "NoNewPrivileges": "yes",
+        "ProtectSystem": "strict",
+        "ReadWritePaths": " ".join(f'"{_in_quotes(str(path))}"' for path in writable),
+        "PrivateTmp": "no" if uses_shared else "yes",
+        "ProtectKernelModules": "yes",
+        "ProtectKernelLogs": "yes",
+        "ProtectControlGroups": "yes",
+        "ProtectHostname": "yes",
+        "ProtectProc": "invisible",
+        "RestrictNamespaces": "yes",
+        "RestrictRealtime": "yes",
+        "RestrictSUIDSGID": "yes",
+        "LockPersonality": "yes",
+        "SystemCallArchitectures": "native",
+    }
+    if user != "root":  # without them root cannot read other users' files, such as the device's
+        options["CapabilityBoundingSet"] = ""
+    return options
 
 
 def _escaped(text: str) -> str:
@@ -187,8 +234,11 @@ def _escaped(text: str) -> str:
 
 def _quoted(word: str) -> str:
     """Return one word of a command line as systemd reads it."""
-    escaped = _escaped(word).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
-    return f'"{escaped}"'
+    return f'"{_in_quotes(word).replace("$", "$$")}"'
+
+
+def _in_quotes(text: str) -> str:
+    return _escaped(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
 async def report_alive(environment: Mapping[str, str] = os.environ) -> None:

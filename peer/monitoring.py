@@ -11,6 +11,7 @@ shows.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from .exits import PeerError
+from .exits import NotReached, PeerError
 from .observer import ObservedPeer, SwarmState
 from .summary import METRICS, Summary
 
@@ -251,7 +252,9 @@ def serve_metrics(
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise PeerError(
+        # Whoever has the port now, such as this peer's last process, may have left it at the next start.
+        kind = NotReached if error.errno == errno.EADDRINUSE else PeerError
+        raise kind(
             f"--metrics-port {port}: {error.strerror or error}; choose another port"
         ) from None
     try:

@@ -222,10 +222,13 @@ def main(arguments: Sequence[str]) -> int:
     return run_guarded(spec, parent=parent)
 
 
-def run_guarded(spec: ProcessSpec, **options: Any) -> int:
+def run_guarded(
+    spec: ProcessSpec, *, advice: Callable[[GossamerError], str] = lambda _: "", **options: Any
+) -> int:
     """Call `run_process` and return the exit code; a GossamerError is printed as one line on stderr.
 
-    options: of `run_process`. Other exceptions are bugs: they propagate with their traceback.
+    advice: what to add to that line. options: of `run_process`. Other exceptions are bugs: they propagate
+    with their traceback.
     """
     try:
         asyncio.run(run_process(spec, **options))
@@ -233,7 +236,7 @@ def run_guarded(spec: ProcessSpec, **options: Any) -> int:
         error = first_error(errors) if isinstance(errors, BaseExceptionGroup) else errors
         if not isinstance(error, GossamerError):
             raise
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {error}{advice(error)}", file=sys.stderr, flush=True)
         if isinstance(error, TransportError) and error.is_outage:
             return ExitCode.NOT_REACHED
         return getattr(error, "exit_code", ExitCode.CANNOT_TAKE_PART)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gossamer.entry import EntryError, call_entry, load_entry, require_module
+from gossamer.entry import ArgumentsError, EntryError, call_entry, load_entry, require_module
 
 
 def test_a_function_of_an_installed_module():
@@ -24,6 +24,22 @@ def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
     assert sys.path.count(str(tmp_path)) == 1
     load_entry("my_entry_device:make")
     assert sys.path.count(str(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"sise": 1}, "make has no argument 'sise'; did you mean 'size'?"),
+        ({}, "make: missing a required argument: 'size'"),
+    ],
+)
+def test_arguments_that_the_function_does_not_take_are_named(
+    arguments, reason, tmp_path, monkeypatch
+):
+    (tmp_path / "sized_entry_device.py").write_text("def make(size, seed=0): return size\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentsError, match=re.escape(reason)):
+        call_entry("sized_entry_device:make", arguments)
 
 
 @pytest.mark.parametrize("name", ["", "module", "module:", ":function"])

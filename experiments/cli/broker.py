@@ -105,7 +105,7 @@ def broker_command(
                 "broker: --enrolled has users and certificates of its own: leave out --tls, --tls-name, "
                 "--user, --acl, --swarm, --peer, --observer and --discovery"
             )
-        settings = _settings_for_enrolled(enrolled, host, port, websockets)
+        settings = settings_for_enrolled(enrolled, host, port, websockets)
     else:
         host, port = host or "127.0.0.1", 1883 if port is None else port
         rules = _rules(
@@ -203,7 +203,7 @@ def check_command(
         raise typer.Exit(1)
 
 
-def _settings_for_enrolled(
+def settings_for_enrolled(
     folder: Path, host: str | None, port: int | None, websockets: int | None
 ) -> BrokerSettings:
     """Return the settings of a broker for the devices that were enrolled in a folder."""

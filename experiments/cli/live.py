@@ -11,13 +11,15 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from getpass import getuser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gossamer.entry import import_from, require_module
+from gossamer.entry import ArgumentsError, import_from, require_module
+from gossamer.errors import GossamerError
 from gossamer.logs import log_to_stderr
 
 from ..errors import ConfigError
@@ -374,11 +376,29 @@ def join_command(
 
     port = metrics.metrics_port
     metrics_address = None if port is None else (metrics.metrics_host, port)
-    code = run_guarded(ProcessSpec(plan.broker, str(folder), [spec]), metrics=metrics_address)
+    code = run_guarded(
+        ProcessSpec(plan.broker, str(folder), [spec]),
+        metrics=metrics_address,
+        advice=partial(_advice, enrolment=enrolment, config=config),
+    )
     if code:
         raise typer.Exit(code)
     suffixes = ("safetensors", "jsonl", "report.json")
     console.print_written([folder / f"{spec.name}.{suffix}" for suffix in suffixes])
+
+
+def _advice(error: GossamerError, *, enrolment: Path | None, config: Path) -> str:
+    """Return which file to mend, if that is where an error of a device comes from."""
+    from ...gossip import TransportError
+
+    if isinstance(error, ArgumentsError):
+        return f" (key 'arguments' of {config})"
+    if enrolment is not None and isinstance(error, TransportError) and error.is_refusal:
+        return (
+            f"; password and authority (CA) are those in {enrolment}: if they are wrong, the swarm's owner "
+            "has the right ones"
+        )
+    return ""
 
 
 def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
@@ -418,15 +438,17 @@ def _may_start(folder: Path, spec: PeerSpec, again: bool) -> bool:
 # --- a device that systemd keeps running ------------------------------------------------------------
 
 service_app = command_group(
-    no_args_is_help=True, help="Keep a device's peer running, after crashes and reboots too."
+    no_args_is_help=True,
+    help="Keep a device's peer or a broker running, after crashes and reboots too.",
 )
 
 
 @command("install", of=service_app)
 def install_command(
-    device: Path,
-    options: Annotated[list[str] | None, typer.Argument(metavar="JOIN-OPTION")] = None,
+    device: Annotated[Path | None, typer.Argument()] = None,
+    options: Annotated[list[str] | None, typer.Argument(metavar="OPTION")] = None,
     *,
+    enrolled: Path | None = None,
     entry: str | None = None,
     broker: str | None = None,
     swarm: str | None = None,
@@ -434,34 +456,90 @@ def install_command(
     user: str | None = None,
     out: Path | None = None,
 ) -> None:
-    """Write a unit with which systemd runs `gossamer join` on this device, and print how to start it.
+    """Write a unit with which systemd runs `gossamer join` or `gossamer broker`, and print how to start it.
 
     systemd starts the peer at boot, again after a crash, if it gives no sign of life for two minutes, and
     if the broker was not there; it does not where a person must act first (exit code 2), nor where another
     device has replaced this one (exit code 4). It runs in the present folder, as `gossamer join` would
-    here: run this where the device's module is; results are written there too.
+    here: run this where the device's module is; results are written there too. A broker is started at boot
+    and again after any failure. Neither may write anywhere else, but for --out of gossamer join.
 
     Args:
         device: The device's file: NAME.gossamer of gossamer enrol, or a TOML file.
-        options: Further options of gossamer join, after two dashes, as in
+        options: Further options of gossamer join, or of gossamer broker, after two dashes, as in
             -- --config device.toml --metrics-port 9464 --log-json.
+        enrolled: Instead of a device's file: run the broker for the devices that gossamer enrol has enrolled
+            in this folder.
         entry: With NAME.gossamer: module:function that makes the device's learner.
         broker: With a TOML file: the broker's address.
         swarm: With a TOML file: the swarm's name.
-        memory: The most memory that the peer may use, as in 512M or 2G; systemd kills it beyond that.
-        user: The user who runs the peer; the present one if left out.
-        out: The file to write; gossamer-NAME.service in this folder if left out.
+        memory: The most memory that it may use, as in 512M or 2G; systemd kills it beyond that.
+        user: The user who runs it; the present one if left out.
+        out: The file to write; gossamer-NAME.service in this folder if left out, for a broker
+            gossamer-broker-FOLDER.service.
     """
     from ...peer import unit_text
+
+    if not re.fullmatch(r"[1-9]\d*[KMGT]?", memory):
+        raise ConfigError(f"--memory {memory}: write a number with K, M, G or T, as in 512M")
+    if enrolled is not None:
+        options = [*([str(device)] if device else []), *(options or [])]
+        given = {"--entry": entry, "--broker": broker, "--swarm": swarm}
+        words, writes = _broker_service(enrolled, given, options)
+        name, what = f"broker-{enrolled.resolve().name}", f"broker of {enrolled.resolve().name}"
+    elif device is None:
+        raise ConfigError(
+            "service install: give the device's file, or --enrolled FOLDER to run its broker"
+        )
+    else:
+        words, writes = _peer_service(device, entry, broker, swarm, options or [])
+        name, what = device.stem, f"peer of {device.name}"
+    user = user or getuser()
+    unit = unit_text(
+        f"Gossamer {what}",
+        [sys.executable, "-m", "gossamer", *words],
+        Path.cwd(),
+        user=user,
+        memory=memory,
+        writes=writes,
+        is_broker=enrolled is not None,
+    )
+    path = out or Path(f"gossamer-{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.service")
+    write_bytes(path, unit.encode())
+    console.print_written([path])
+    if user == "root":
+        console.warn(f"{path}: runs as root, which it does not need: name another user with --user")
+    start = f"sudo systemctl enable --now {path.stem}"
+    console.say(f"start it with: sudo cp {path} /etc/systemd/system/ && {start}")
+    console.say(f"its log: journalctl -u {path.stem} -f")
+
+
+def _broker_service(
+    folder: Path, given: Mapping[str, str | None], options: list[str]
+) -> tuple[list[str], list[Path]]:
+    """Return the words after `gossamer` that run a broker, and the folders that it writes to."""
+    from .broker import settings_for_enrolled
+
+    for option, value in given.items():
+        if value is not None:
+            raise ConfigError(f"service install: leave out {option}, which is for a device's peer")
+    settings_for_enrolled(folder, None, None, None)  # refuses what the broker would
+    words = ["broker", "--enrolled", str(folder.resolve()), *options]
+    _check_options("broker", words[1:])
+    return words, [folder.resolve() / "broker"]  # in which it makes its store
+
+
+def _peer_service(
+    device: Path, entry: str | None, broker: str | None, swarm: str | None, options: list[str]
+) -> tuple[list[str], list[Path]]:
+    """Return the words after `gossamer` that run a device's peer, and further folders that it writes to."""
     from ..live.enrolment import ENDING
 
     if not device.is_file():
         raise ConfigError(f"{device}: there is no such file")
-    if not re.fullmatch(r"[1-9]\d*[KMGT]?", memory):
-        raise ConfigError(f"--memory {memory}: write a number with K, M, G or T, as in 512M")
     if device.suffix == ENDING:
         required, refused = {"--entry": entry}, {"--broker": broker, "--swarm": swarm}
-        if entry is None and "--config" in (options or []):
+        if entry is None and "--config" in options:
             required = {}  # that file names an entry point
         file = [str(device.resolve())]
     else:
@@ -478,21 +556,14 @@ def install_command(
     if entry is not None:
         import_from(device.parent)
         require_module(entry)
-    required_words = [word for pair in required.items() for word in pair if word]
-    arguments = [*file, *required_words, *(options or [])]
+    words = ["join", *file, *(word for pair in required.items() for word in pair if word), *options]
+    out = _check_options("join", words[1:]).get("out")
+    if out is None or Path(out).resolve().is_relative_to(Path.cwd()):
+        return words, []
+    return words, [make_folder(Path(out)).resolve()]  # systemd starts nothing without the folder
+
+
+def _check_options(name: str, words: list[str]) -> dict[str, Any]:
+    """Return the values of a command's options; words that it would refuse are refused here."""
     commands: Any = typer.main.get_command(console.app)
-    # Raises if join refuses the arguments.
-    commands.commands["join"].make_context("gossamer join", [*arguments])
-    unit = unit_text(
-        f"Gossamer peer of {device.name}",
-        [sys.executable, "-m", "gossamer", "join", *arguments],
-        Path.cwd(),
-        user=user or getuser(),
-        memory=memory,
-    )
-    path = out or Path(f"gossamer-{re.sub(r'[^A-Za-z0-9_.-]', '_', device.stem)}.service")
-    write_bytes(path, unit.encode())
-    console.print_written([path])
-    start = f"sudo systemctl enable --now {path.stem}"
-    console.say(f"start it with: sudo cp {path} /etc/systemd/system/ && {start}")
-    console.say(f"its log: journalctl -u {path.stem} -f")
+    return commands.commands[name].make_context(f"gossamer {name}", list(words)).params

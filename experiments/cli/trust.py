@@ -24,6 +24,7 @@ from .live import ConnectionOptions
 if TYPE_CHECKING:
     from ...gossip import MqttTransport
     from ...gossip.security import Identity
+    from ..live.members import KnownMembers
 
 RequiredOut = Annotated[Path, typer.Option("--out", "-o")]
 
@@ -152,32 +153,40 @@ def revoke_command(
     invitation: Annotated[list[str] | None, typer.Option("--invitation", "--paper")] = None,
     file: Path | None = None,
     broker: str | None = None,
+    force: bool = False,
     connection: ConnectionOptions,
 ) -> None:
     """Exclude peers or invitations from the swarm: adds them to a signed list, and publishes the list.
 
     Entries cannot be removed from the list. Without --peer and --invitation the list is published unchanged,
-    for example after the broker has lost its retained messages.
+    for example after the broker has lost its retained messages. Names are looked up in the folder of gossamer
+    enrol in which the owner's key is, and on the cards at the broker.
 
     Args:
         owner: The owner's key file (gossamer keygen owner).
         swarm: The swarm's name.
-        peer: A peer's name (label@id) or id; repeat for more.
+        peer: A peer's name (label@id); its id, or its label if one known peer has it; repeat for more.
         invitation: The number of an invitation or ticket; repeat for more.
         file: The file of the list; SWARM.revocations in the folder of the owner's key if left out.
         broker: The address of the broker to which the list is published; if left out, the list is only
             written to the file.
+        force: Revoke full names and invitations that nobody knows too, and publish to a broker that has no
+            card of the swarm.
     """
+    from ...gossip import topics
     from ...gossip.security import Identity, Revocations, revocation_topic
 
-    transport = None if broker is None else _transport(broker, "owner", connection)
+    topics.check_name("swarm", swarm)
     path = file or owner.parent / f"{swarm}.revocations"
     key = Identity.load(owner)
     revocations = Revocations.load(path, key.public, swarm)
-    if peer or invitation:
-        revocations = revocations.add(peer or (), invitation or ())
-    if revocations.number == 0:
+    if revocations.number == 0 and not peer and not invitation:
         raise ConfigError("revoke: nothing to revoke: give --peer or --invitation")
+    known = asyncio.run(_known_members(owner, key, swarm, broker, connection, force=force))
+    names = [known.check_peer(each, force=force) for each in peer or ()]
+    numbers = [known.check_invitation(each, force=force) for each in invitation or ()]
+    if names or numbers:
+        revocations = revocations.add(names, numbers)
     data = revocations.sign(key, swarm)
     try:
         # The file is written before the list is published: its number must never be used for another list.
@@ -187,17 +196,59 @@ def revoke_command(
     lengths = {"peer": len(revocations.peers), "invitation": len(revocations.invitations)}
     listed = ", ".join(f"{length} {what}{'s' * (length != 1)}" for what, length in lengths.items())
     console.say(f"list {revocations.number}: {listed}")
+    for what, each in (*(("peer", name) for name in names), *(("invitation", n) for n in numbers)):
+        console.say(f"revoked: {what} {each}")
+        if each not in known.names | known.invitations:
+            console.warn(f"{what} {each}: nobody knows it here, so check that it is the one meant")
     console.print_written([path])
-    if transport is None:
+    if broker is None:
         console.warn("not published: peers learn of it when the command is repeated with --broker")
         return
 
-    async def publish() -> None:
-        async with transport:
+    async def publish(url: str) -> None:
+        async with _transport(url, "owner", connection) as transport:
             await _publish(transport, revocation_topic(swarm), data, "list")
+        await _read_back(_transport(url, "owner", connection), revocation_topic(swarm), data)
 
-    asyncio.run(publish())
-    console.say(f"published at {revocation_topic(swarm)}")
+    asyncio.run(publish(broker))
+    console.say(f"published at {revocation_topic(swarm)}; the broker holds it")
+
+
+async def _known_members(
+    owner: Path,
+    key: Identity,
+    swarm: str,
+    broker: str | None,
+    connection: ConnectionOptions,
+    *,
+    force: bool = False,
+) -> KnownMembers:
+    """Return who is known of a swarm. force: also if the folder or the broker knows of no such swarm."""
+    from ..live.members import KnownMembers
+
+    known = KnownMembers(swarm)
+    with contextlib.suppress(*((ConfigError,) if force else ())):
+        known.add_enrolled(owner)
+    if broker is not None:
+        async with _transport(broker, "owner", connection) as transport:
+            with contextlib.suppress(*((ConfigError,) if force else ())):
+                await known.add_cards(transport, key.public, _RETAINED_SECONDS)
+    return known
+
+
+async def _read_back(transport: MqttTransport, topic: str, data: bytes) -> None:
+    """Wait until the broker gives a retained message to a new client; ConfigError if it does not."""
+    try:
+        async with asyncio.timeout(_PUBLISH_SECONDS), transport:
+            await transport.subscribe(topic)
+            async for message in transport.messages():
+                if message.retain and message.payload == data:
+                    return
+    except TimeoutError:
+        raise ConfigError(
+            f"{transport.address}: acknowledged the list, but does not hold it: connect as the user that may "
+            "publish it (with gossamer enrol: owner), and see gossamer broker check"
+        ) from None
 
 
 @command("ban")
@@ -258,7 +309,7 @@ def forget_command(
     Args:
         url: The broker's address: mqtt://host:port.
         swarm: The swarm's name.
-        name: The dead peer's full name (label@id with trust).
+        name: The dead peer's name; with trust its full name, label@id, or with --owner its label.
         owner: The owner's key file, for a swarm with trust.
         session: The session to end; if left out, the one in the peer's retained status or card.
         reason: The reason that the other peers write to their logs.
@@ -271,9 +322,13 @@ def forget_command(
         if text is not None:
             topics.check_name(what, text)
     transport = _transport(url, "forget", connection)
-    key = None if owner is None else Identity.load(owner)
+    key, peer = None if owner is None else Identity.load(owner), name
 
-    async def declare() -> str:
+    async def declare() -> tuple[str, str]:
+        name = peer
+        if key is not None and owner is not None and "@" not in peer:
+            known = await _known_members(owner, key, swarm, url, connection, force=True)
+            name = known.of_label(peer) or peer
         async with transport:
             retained = await _read_retained(transport, swarm, name)
             dead_session = _choose_session(retained, key, session, force=force)
@@ -281,9 +336,9 @@ def forget_command(
             death = Death(dead_session, reason, author, time.time())
             data = death.encode() if key is None else sign_death(key, swarm, name, death)
             await _publish(transport, topics.death(swarm, name), data, "death notice")
-        return dead_session
+        return name, dead_session
 
-    dead_session = asyncio.run(declare())
+    name, dead_session = asyncio.run(declare())
     console.say(f"{name} of swarm {swarm}: session {dead_session} is declared dead")
 
 
@@ -372,8 +427,9 @@ def _choose_session(
     chosen = session or retained.status_session or retained.card_session
     if chosen is None:
         raise ConfigError(
-            f"forget: the broker has no card or status of {name} in swarm {swarm}: check the names, "
-            "or give the session with --session"
+            f"forget: the broker has no card or status of {name} in swarm {swarm}: check the names"
+            f"{'' if '@' in name else ' (with trust: NAME@ID, and --owner)'}, or give the session with "
+            "--session"
         )
     if retained.status_session == chosen and retained.state == "left":
         raise ConfigError(f"forget: {name} has left by itself: there is nothing to forget")

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -54,6 +54,10 @@ class JoinConfig(DeviceSettings, LinkSettings):
 
     With `config`, settings that the file leaves out are taken from the config.
     """
+
+    RENAMED: ClassVar = {
+        "gossip": "the keys of a config's [gossip] stand at the top of a device's file, before any table"
+    }
 
     name: str | None = None
     """The peer's name, unique in the swarm. If left out, the label of its key, or its name in `config`."""

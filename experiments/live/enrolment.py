@@ -111,15 +111,22 @@ class Enrolment(BaseModel):
     def paths(self, folder: Path) -> dict[str, Path]:
         """Return where `unpack` writes key, invitation and certificate, by name; the files may not exist yet.
 
-        Raises ConfigError if the folder has those of another enrolment.
+        Raises ConfigError if the folder has those of another enrolment. A corrected file of the same one may
+        name another certificate.
         """
-        for path, text in self._files(folder).values():
-            if path.exists() and read_secret(path) != text:
-                raise ConfigError(
-                    f"{path}: belongs to another enrolment of {self.label}; to use the new one, give another "
-                    f"folder with --out, or move {folder} away"
-                )
-        return {name: path for name, (path, _) in self._files(folder).items()}
+        files = self._files(folder)
+        changed = {
+            name: path
+            for name, (path, text) in files.items()
+            if path.exists() and read_secret(path) != text
+        }
+        is_corrected = set(changed) == {"ca"} and files["identity"][0].exists()
+        if changed and not is_corrected:
+            raise ConfigError(
+                f"{next(iter(changed.values()))}: belongs to another enrolment of {self.label}; to use the "
+                f"new one, give another folder with --out, or move {folder} away"
+            )
+        return {name: path for name, (path, _) in files.items()}
 
     def unpack(self, folder: Path) -> dict[str, Path]:
         """Write key, invitation and certificate into a folder; return their paths by name.
@@ -128,6 +135,8 @@ class Enrolment(BaseModel):
         """
         paths = self.paths(folder)
         for path, text in self._files(folder).values():
+            if path.exists() and read_secret(path) != text:
+                path.unlink()  # the certificate, see `paths`
             if not path.exists():
                 write_secret(path, text)
         return paths

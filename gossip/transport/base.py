@@ -56,6 +56,8 @@ birth message."""
 State: TypeAlias = Literal["new", "connecting", "connected", "lost", "failed", "closed"]
 StateCallback: TypeAlias = Callable[["Connection"], None]
 
+REFUSALS = frozenset({"password", "not-authorised", "certificate", "tls"})
+"""The broker rejected our credentials, or we rejected its certificate."""
 OUTAGES = frozenset({"refused", "hung-up", "unreachable", "silent", "unknown-host"})
 """Causes that may be over at a later start, as after a power cut of the broker and of this machine."""
 
@@ -71,6 +73,11 @@ class TransportError(GossamerError):
     def is_outage(self) -> bool:
         """Whether a later start may succeed with the same settings and files."""
         return self.cause in OUTAGES
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether password, certificate or authority (CA) are not those that they should be."""
+        return self.cause in REFUSALS
 
 
 class Received(NamedTuple):

@@ -23,7 +23,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from .base import Payload, TransportError, Will, end_task
+from .base import REFUSALS, Payload, TransportError, Will, end_task
 from .options import Address, MqttOptions
 from .paho_socket import Deliver, PacketSocket
 
@@ -364,8 +364,6 @@ async def _wait_until_closed(sock: socket.socket) -> None:
 
 ALWAYS_FATAL = frozenset({"taken-over"})
 """Causes for which there is no retry, neither before nor after the first connection."""
-REFUSALS = frozenset({"password", "not-authorised", "certificate", "tls"})
-"""The broker rejected our credentials, or we rejected its certificate."""
 FATAL_AT_FIRST = REFUSALS | {"unknown-host", "protocol"}
 """Causes that end the first attempt to connect: the user's settings are wrong. After a first connection they
 are retried: a broker that accepted us before may be restarted with wrong rules or an expired certificate."""

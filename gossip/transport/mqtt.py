@@ -23,6 +23,7 @@ import numpy as np
 from ..topics import is_gossip, is_retained_topic
 from .base import (
     HEADER_BYTES,
+    REFUSALS,
     Hook,
     Payload,
     Received,
@@ -32,7 +33,7 @@ from .base import (
     Will,
     default_qos,
 )
-from .connection import ALWAYS_FATAL, FATAL_AT_FIRST, REFUSALS, BrokerConnection
+from .connection import ALWAYS_FATAL, FATAL_AT_FIRST, BrokerConnection
 from .options import SMALLEST_PACKET, Address, MqttOptions, TlsFiles
 
 _log = logging.getLogger(__name__)

@@ -272,8 +272,15 @@ def _nats_user(user: str, password: str, allowed: Permissions | None = None) -> 
         return entry
     # QoS 1 is delivered through an internal subject of the server, which no MQTT client can subscribe to.
     read = [*map(_nats_subject, allowed.read), "$MQTT.sub.>"]
-    write = [_nats_subject(topic) for topic in allowed.write]
-    return entry | {"permissions": {"publish": {"allow": write}, "subscribe": {"allow": read}}}
+    permitted = {"publish": map(_nats_subject, allowed.write), "subscribe": read}
+    return entry | {
+        "permissions": {what: _nats_rule(subjects) for what, subjects in permitted.items()}
+    }
+
+
+def _nats_rule(subjects: Iterable[str]) -> dict[str, list[str]]:
+    """Return what limits a user to these subjects: for nats-server, an empty list is no limit."""
+    return {"allow": allowed} if (allowed := list(subjects)) else {"deny": [">"]}
 
 
 def _nats_subject(topic: str) -> str:
@@ -492,8 +499,14 @@ def refresh_nats_users(folder: Path, rules: RuleFiles) -> None:
 
 
 def _nats_users(rules: RuleFiles) -> list[dict[str, Any]]:
-    """Return the users in the nats-server config of a swarm's rules, with their permissions."""
-    return json.loads(rules.nats_config.read_text("utf-8"))["authorization"]["users"]
+    """Return the users in a file of rules, also in one that was written with empty lists for "nothing"."""
+    users = json.loads(rules.nats_config.read_text("utf-8"))["authorization"]["users"]
+    for user in users:
+        permitted = user.get("permissions", {})
+        permitted.update(
+            {what: _nats_rule(()) for what, rule in permitted.items() if not rule.get("allow")}
+        )
+    return users
 
 
 def _unique_names(users: Iterable[str]) -> list[str]:

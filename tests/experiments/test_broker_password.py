@@ -143,7 +143,8 @@ def test_swarm_and_demo_have_it_too(tmp_path, monkeypatch, capsys, secret):
 def test_revoke_has_it_too_and_tells_nobody(tmp_path, monkeypatch, capsys, secret):
     run = runner(tmp_path, monkeypatch, capsys)
     assert run("keygen", "owner").code == 0
-    revoke = ["revoke", "--owner", "owner.key", "--swarm", "mine", "--paper", "7"]
+    revoke = ["revoke", "--owner", "owner.key", "--swarm", "mine", "--force"]
+    revoke += ["--paper", "0123456789abcdef"]
     with Broker(BrokerSettings(users={"anna": "right"}), kind="nats") as broker:
         url = broker.url.replace("//", "//anna@")
         refused = run(*revoke, "--broker", url, "--password-file", str(secret))

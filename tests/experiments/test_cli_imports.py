@@ -102,7 +102,7 @@ def test_lists_keys_brokers_and_mistakes_are_answered_without_torch(tmp_path: Pa
     keys = (
         ["keygen", "owner"],
         ["invite", *trust, "--uses", "2", "-o", "ticket"],
-        ["revoke", *trust, "--paper", "7"],
+        ["revoke", *trust, "--paper", "0123456789abcdef"],
     )
     (tmp_path / "unknown.toml").write_text("pears = 3")
     (tmp_path / "inner.toml").write_text("peers = 3\n[time]\npauses = 1")
@@ -260,7 +260,7 @@ def test_commands_say_that_they_have_begun_before_they_load_what_takes_long(tmp_
     quick = [
         ["keygen", "owner"],
         ["invite", *owner, "--uses", "2", "-o", "ticket"],
-        ["revoke", *owner, "--paper", "7"],
+        ["revoke", *owner, "--paper", "0123456789abcdef"],
         ["ban", "anna", "--config", "peer.toml"],
         ["enrol", "--swarm", "garden", "--broker", "mqtts://broker.lan", "anna"],
         ["examples"],

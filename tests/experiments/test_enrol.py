@@ -12,6 +12,7 @@ from cli_kit import Run, runs
 from ports import unused_port
 from waiting import wait_until
 
+from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.live.enrolment import Enrolment
 from gossamer.gossip import MqttTransport, TlsFiles, TransportError, topics
 from gossamer.gossip.security import Admission, Identity, SwarmSecurity, read_public
@@ -257,6 +258,68 @@ def test_another_enrolment_of_the_same_name_does_not_replace_the_first(
     assert Path("results/garden-ann/ann.key").read_text() == key
 
 
+def test_a_corrected_file_of_the_same_enrolment_replaces_the_certificate(
+    gossamer: Run, enrolled: Path
+) -> None:
+    folder, table = Path("results/garden-ann"), json.loads(enrolled.read_text())
+    mistaken = Enrolment.model_validate(table | {"ca": "of another authority\n"})
+    mistaken.unpack(folder)
+    assert join(gossamer, str(enrolled), "--entry", "m:f").code == 0
+    Enrolment.read(enrolled).unpack(folder)
+    assert (folder / "ca.pem").read_text() == table["ca"]
+    assert (folder / "ca.pem").stat().st_mode & 0o777 == 0o600
+    (folder / "ann.key").unlink()
+    with pytest.raises(ConfigError, match="another enrolment of ann"):  # whose certificate is it?
+        mistaken.unpack(folder)
+
+
+def test_a_refused_password_or_authority_names_the_file_that_has_it(
+    gossamer: Run, authority
+) -> None:
+    Path("kit.py").write_text(
+        "from my_device import make_learner\n\n\ndef make(name):\n    return make_learner()\n"
+    )
+    example = Path(__file__).parents[2] / "docs/examples/my_device.py"
+    Path("my_device.py").write_text(example.read_text())
+    port = unused_port()
+    words = ("--swarm", "garden", "--broker", f"mqtts://localhost:{port}")
+    assert gossamer("enrol", *words, "ann").code == 0
+    table = json.loads(Path("garden/ann.gossamer").read_text())
+    for name, change in {
+        "password": {"password": "wrong"},
+        "authority": {"ca": authority.certificate.read_text()},
+    }.items():
+        path = Path(f"{name}.gossamer")
+        path.write_text(json.dumps(table | change))
+        path.chmod(0o600)
+    Path("dev.toml").write_text('entry = "kit:make"\narguments = {nam = "ann"}\n')
+    files = Path("garden/broker")
+    tls = BrokerTls(files / "ca.pem", files / "server.pem", files / "server.key")
+    settings = BrokerSettings(host="localhost", port=port, tls=tls, rules=read_rules(files))
+    with Broker(settings, kind="nats"):
+        for name in ("password", "authority"):
+            refused = gossamer("join", f"{name}.gossamer", "--entry", "my_device:make_learner")
+            assert refused.code == 2
+            last = refused.err.splitlines()[-1]
+            assert f"password and authority (CA) are those in {name}.gossamer" in last
+    mistaken = gossamer("join", "garden/ann.gossamer", "--config", "dev.toml")
+    assert mistaken.code == 2
+    last = mistaken.err.splitlines()[-1]
+    assert "has no argument 'nam'; did you mean 'name'? (key 'arguments' of dev.toml)" in last
+
+
+def test_a_table_gossip_in_a_devices_file_is_told_where_its_keys_stand(
+    gossamer: Run, enrolled: Path
+) -> None:
+    Path("dev.toml").write_text('entry = "m:f"\n[gossip]\nlease = 70\n')
+    result = join(gossamer, str(enrolled), "--config", "dev.toml")
+    assert result.code == 2
+    assert (
+        "dev.toml: unknown key 'gossip'; the keys of a config's [gossip] stand at the top"
+        in result.err
+    )
+
+
 @pytest.mark.parametrize("kind", ["nats", "mosquitto"])
 def test_a_running_broker_learns_of_new_devices(
     gossamer: Run, kind, run, mosquitto_required
@@ -340,6 +403,17 @@ def test_the_owner_looks_at_a_swarm_with_trust_over_tls_with_a_password(
                 topic = str(topics.Topic("garden", identity.name, name))
                 await transport.publish(topic, payload, retain=True, qos=1)
 
+    password = Path("garden/secrets/observer").read_text().strip()
+
+    async def clears_as_observer() -> None:
+        """Try to clear the card: whoever may only read does not."""
+        transport = MqttTransport(
+            url.replace("://", "://observer@"), "observer", tls=TlsFiles(files / "ca.pem"),
+            password=password,
+        )  # fmt: skip
+        async with transport:
+            await transport.publish(topics.card("garden", identity.name), b"", retain=True, qos=0)
+
     tls = BrokerTls(files / "ca.pem", files / "server.pem", files / "server.key")
     settings = BrokerSettings(host="localhost", port=port, tls=tls, rules=read_rules(files))
     with Broker(settings, kind=kind):
@@ -348,6 +422,8 @@ def test_the_owner_looks_at_a_swarm_with_trust_over_tls_with_a_password(
         assert result.code == 0, result.err + result.out
         assert identity.name in result.out
         assert "member" in result.out
+        run(clears_as_observer())
+        assert gossamer(*words).out.count("member") == result.out.count("member")
         Path("wrong").write_text("not it\n")
         wrong = gossamer(*words, "--password-file", "wrong")
         assert wrong.code == 2

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import shutil
 import socket
 import subprocess
+from dataclasses import replace
 
 import aiomqtt
 import pytest
@@ -20,6 +23,7 @@ from gossamer.peer import (
     BrokerSettings,
     find_mosquitto,
     find_nats,
+    write_cluster,
     write_rules,
 )
 
@@ -67,9 +71,15 @@ def test_wrong_names_are_refused(tmp_path):
         write_rules(tmp_path, SWARM, ["owner"])
 
 
-@pytest.fixture(params=["mosquitto", "nats", "mosquitto's own", "nats' own"])
+@pytest.fixture(
+    params=["mosquitto", "nats", "nats of a cluster", "mosquitto's own", "nats' own", "nats before"]
+)
 def broker(tmp_path, request):
-    """A broker of ours with the rules; or one that is started with the file that they were written to."""
+    """A broker of ours with the rules; or one that is started with the file that they were written to.
+
+    Of a cluster: with the users in the file of a node. Before: with rules that were written when an observer
+    had an empty list of what it may publish, which nats-server takes for no restriction.
+    """
     kind = "nats" if request.param.startswith("nats") else "mosquitto"
     program = {"nats": find_nats, "mosquitto": find_mosquitto}[kind]()
     if program is None:
@@ -77,7 +87,20 @@ def broker(tmp_path, request):
     port = unused_port()
     files = write_rules(tmp_path / "rules", SWARM, [ANNA, BEN], observers=["watch"], port=port)
     words = {user: path.read_text().strip() for user, path in files.secrets.items()}
-    if request.param == kind:
+    if request.param == "nats of a cluster":
+        hosts = ["a.lan", "b.lan", "c.lan"]
+        node, *_ = write_cluster(
+            tmp_path / "cluster", hosts, swarm=SWARM, peers=[ANNA, BEN], observers=["watch"],
+            passwords_in=tmp_path / "rules" / "secrets",
+        )  # fmt: skip
+        files = replace(files, nats_config=node / "nats.conf")
+    if request.param == "nats before":
+        config = json.loads(files.nats_config.read_text())
+        for user in config["authorization"]["users"]:
+            if user["user"] == "watch":
+                user["permissions"]["publish"] = {"allow": []}
+        files.nats_config.write_text(json.dumps(config))
+    if not request.param.endswith("own"):
         with Broker(BrokerSettings(rules=files, port=port), kind=kind) as ours:
             yield ours.port, words
         return
@@ -183,6 +206,105 @@ def test_no_peer_declares_another_dead(broker, run):
             return await heard(anna, ben, deaths, [(owner, topics.death(SWARM, ANNA))])
 
     assert run(scenario()) == set()
+
+
+RETAINED = {
+    topics.card(SWARM, ANNA): b"card",
+    topics.status(SWARM, ANNA): b"online",
+    topics.summary(SWARM, ANNA): b"summary",
+    topics.death(SWARM, BEN): b"death",
+    revocation_topic(SWARM): b"list 1",
+}
+
+
+async def publishes_what_is_retained(broker):
+    async with client(broker, ANNA) as anna, client(broker, "owner") as owner:
+        for topic, payload in RETAINED.items():
+            author = anna if ANNA in topic else owner
+            await author.publish(topic, payload, qos=1, retain=True)
+
+
+async def retained(broker, user):
+    """What a user is given when it subscribes, until it has all that should be there."""
+    found = {}
+    with contextlib.suppress(TimeoutError):
+        async with client(broker, user) as reader, asyncio.timeout(20):
+            for topic in RETAINED:
+                await reader.subscribe(topic, qos=1)
+            async for message in reader.messages:
+                found[str(message.topic)] = message.payload
+                if set(found) >= set(RETAINED):
+                    break
+    return found
+
+
+async def tries_to_publish(broker, user, attempts):
+    """Publish as a user in every way there is; a broker may refuse by hanging up."""
+    will = aiomqtt.Will(revocation_topic(SWARM), b"", qos=1, retain=True)
+    port, words = broker
+    for topic in attempts:
+        for payload in (b"x", b""):  # an empty one clears what is retained
+            for qos, keep in ((1, True), (0, True), (1, False), (0, False)):
+                with contextlib.suppress(aiomqtt.MqttError):
+                    async with client(broker, user) as one:
+                        await one.publish(topic, payload, qos=qos, retain=keep, timeout=2.0)
+    with contextlib.suppress(aiomqtt.MqttError):
+        async with aiomqtt.Client(
+            "127.0.0.1", port, username=user, password=words[user], will=will, timeout=120
+        ) as one:
+            one._client._sock_close()
+
+
+ELSEWHERE = [
+    topics.card(SWARM, "nobody"),
+    "$JS/API/STREAM/PURGE/$MQTT_rmsgs",  # with which nats-server keeps what is retained
+    "elsewhere",
+]
+
+
+@pytest.mark.parametrize(
+    ("user", "attempts"),
+    [
+        ("watch", [*RETAINED, topics.inbox(SWARM, BEN, "global"), *ELSEWHERE]),
+        (
+            ANNA,
+            [
+                topics.card(SWARM, BEN),
+                topics.death(SWARM, BEN),
+                revocation_topic(SWARM),
+                *ELSEWHERE,
+            ],
+        ),
+    ],
+    ids=["observer", "peer"],
+)
+def test_nobody_changes_what_others_have_published(broker, run, user, attempts):
+    """An observer changes nothing at all, whether by publishing, retained or not, or by its last will."""
+
+    async def scenario():
+        await publishes_what_is_retained(broker)
+        before = await retained(broker, "watch")
+        async with client(broker, BEN) as ben, client(broker, ANNA) as anna:
+            for pattern in PATTERNS:
+                await ben.subscribe(pattern, qos=1)
+            await tries_to_publish(broker, user, attempts)
+            ends = [topics.card(SWARM, ANNA), topics.inbox(SWARM, BEN, "global")]
+            for topic in ends:
+                await anna.publish(topic, b"end", qos=1)
+            heard = []
+            async for message in ben.messages:
+                if message.payload == b"end":
+                    ends.remove(str(message.topic))
+                elif not message.retain:
+                    heard.append((str(message.topic), message.payload))
+                if not ends:
+                    break
+        return before, heard, await retained(broker, "watch")
+
+    before, heard, after = run(scenario())
+    assert before == RETAINED
+    assert heard == []
+    assert after == RETAINED
 
 
 @pytest.mark.parametrize(("user", "password"), [(ANNA, "wrong"), ("stranger", "x"), (None, None)])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_observer import NOW, Told, summary
 
-from gossamer.peer.exits import PeerError
+from gossamer.peer.exits import ExitCode, PeerError
 from gossamer.peer.monitoring import (
     PROBLEMS,
     find_problems,
@@ -115,10 +115,11 @@ def test_the_alert_file_has_a_rule_for_every_problem_and_names_only_what_is_serv
     assert kinds == set(PROBLEMS)
 
 
-def test_a_port_that_is_taken_is_one_line():
+def test_a_port_that_is_taken_is_one_line_after_which_systemd_tries_again():
     with (
         serve_metrics(list, "nest", 0) as port,
-        pytest.raises(PeerError, match=rf"--metrics-port {port}: .*; choose another port"),
+        pytest.raises(PeerError, match=rf"--metrics-port {port}: .*; choose another port") as error,
         serve_metrics(list, "nest", port),
     ):
         pass
+    assert error.value.exit_code == ExitCode.NOT_REACHED
