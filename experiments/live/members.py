@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import ConfigError
-from .enrolment import read_described
+from .enrolment import read_description
 
 if TYPE_CHECKING:
     from ...gossip import MqttTransport
@@ -46,7 +46,7 @@ class KnownMembers:
         path = owner.parent / "broker" / "swarm.json"
         if not path.exists():
             return
-        described = read_described(owner.parent)
+        described = read_description(owner.parent)
         if described["swarm"] != self.swarm:
             raise ConfigError(
                 f"{path}: is of swarm {described['swarm']!r}, not {self.swarm!r}: write --swarm "
@@ -161,8 +161,8 @@ async def _read_retained(
     from ...gossip import topics
 
     found: dict[tuple[Literal["card", "status"], str], bytes] = {}
-    await transport.subscribe(topics.every(swarm, "card"))
-    await transport.subscribe(topics.every(swarm, "status"))
+    await transport.subscribe(topics.of_all(swarm, "card"))
+    await transport.subscribe(topics.of_all(swarm, "status"))
     clock = asyncio.get_running_loop().time
     last = clock() + 2 * within  # peers may go on publishing
     with contextlib.suppress(TimeoutError):
