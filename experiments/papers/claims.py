@@ -915,7 +915,7 @@ def draw_overview(path: Path, table: Sequence[Row]) -> list[Path]:
     ):
         places = [place + 0.2 * (number - 1.5) for place in range(len(bars))]
         axes.bar(places, [bar[number] for bar in bars.values()], 0.18, color=colour, label=scheme)
-    axes.set_xticks(range(len(bars)), list(bars))
+    axes.set_xticks(range(len(bars)), [task.replace(" ", "\n") for task in bars])
     axes.set(title="Summary of the paper's tasks", ylabel="accuracy")
     place_legend(axes)
     return save(figure, path)
@@ -924,6 +924,8 @@ def draw_overview(path: Path, table: Sequence[Row]) -> list[Path]:
 _LABELS = {
     "magi-figure2": ("λ", "parameters"),
     "multitask": ("training samples per subject", "accuracy"),
+    "pfnm-figure2": ("number of peers", "accuracy"),
+    "pfnm-figure4": ("hidden layers", "accuracy"),
 }
 """Labels of the axes, if they are not the x of the study's table and the accuracy."""
 
@@ -951,27 +953,48 @@ def draw_figures(folder: Path, table: Sequence[Row]) -> list[Path]:
     for section, studies in by_section.items():
         from ..study.figures import panels, plot_lines, save
 
-        columns = min(3, len(studies))
-        grid_rows = -(-len(studies) // columns)
+        drawings = [(row, *panel) for row in studies.values() for panel in _panels_of(row)]
+        columns = min(3, len(drawings))
+        grid_rows = -(-len(drawings) // columns)
         figure, grid = panels(
             grid_rows, columns,
             _PARTIAL_MODELS_NOTE if section.startswith("003") else _NOTE,
             5.2 * columns, 3.6 * grid_rows,
         )  # fmt: skip
         all_axes = [axes for row_of_axes in grid for axes in row_of_axes]
-        for axes, row in zip(all_axes, studies.values(), strict=False):
+        for axes, (row, panel, numbers) in zip(all_axes, drawings, strict=False):
             assert row.points is not None
-            plot_lines(axes, row.points.numbers(), "line", "x", "median", "low", "high")
+            plot_lines(axes, numbers, "line", "x", "median", "low", "high")
             _, _, place = row.entry.origin.partition(", ")  # section and figure of the paper
-            axes.set_title(f"{row.entry.name} ({place or row.entry.origin})", fontsize=9)
+            title = f"{row.entry.name} ({place or row.entry.origin})" + f", {panel}" * bool(panel)
+            axes.set_title(title, fontsize=9)
             x_label, y_label = _LABELS.get(row.entry.name, (row.points.x_label, "accuracy"))
             axes.set_xlabel(x_label, fontsize=8)
             axes.set_ylabel(y_label, fontsize=8)
             axes.legend(fontsize=6, frameon=False)
-        for axes in all_axes[len(studies) :]:
+        for axes in all_axes[len(drawings) :]:
             axes.set_visible(False)
         files += save(figure, folder / section, dpi=80)[:1]
     return files
+
+
+MOST_LINES = 8
+"""The most curves in one panel of a figure."""
+
+
+def _panels_of(row: Row) -> list[tuple[str, Frame]]:
+    """Return the panels of a study's figure: a title and a table of numbers for each.
+
+    Curves called "PANEL: NAME" get a panel for each PANEL if there are too many for one; else there is one
+    panel, without a title.
+    """
+    assert row.points is not None
+    numbers = row.points.numbers()
+    parts = numbers["line"].str.partition(": ")
+    if numbers["line"].nunique() <= MOST_LINES or not parts[1].all():
+        return [("", numbers)]
+    own_names = numbers.assign(line=parts[2])
+    return [(str(panel), rows) for panel, rows in own_names.groupby(parts[0], sort=False)]
 
 
 MOST_COLUMNS = 8
@@ -987,12 +1010,14 @@ def page(table: Sequence[Row], pictures: Sequence[str] = ()) -> str:
     decided = ", ".join(f"{verdict}: {counts[verdict]}" for verdict in (HOLDS, IN_PART, FAILS))
     measured = {row.entry.name: row for row in table if row.points is not None}
     hours = sum(row.minutes or 0 for row in measured.values()) / 2 / 60
+    missing = f"All {len(table)} claims have been measured at full size; "
+    if number := counts[NOT_RUN]:
+        missing = f"Of {len(table)} claims, {number} have not been measured at full size yet; of the others, "
     lines = [
         "# The papers' claims, and what was measured here",
         "",
         "`gossamer paper claims` writes this page from results on disk, and a function decides every "
-        f"verdict. Of {len(table)} claims, {counts[NOT_RUN]} have not been measured at full size "
-        f"yet; of the others, {decided}. Verdicts are about medians over seeds; tables have means ± standard "
+        f"verdict. {missing}{decided}. Verdicts are about medians over seeds; tables have means ± standard "
         f"deviations. With the extra `fast`, what was measured takes about {hours:.1f} hours on two cores. A "
         "command that was interrupted continues where it stopped.",
         *(f"\n![figures of {Path(picture).stem}]({picture})" for picture in pictures),
