@@ -225,7 +225,7 @@ def test_the_command_continues_a_run(command: Any, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_says_how_to_continue(command: Any, tmp_path: Path) -> None:
-    (tmp_path / "pressing.py").write_text(
+    (tmp_path / "interrupting.py").write_text(
         "from gossamer.models import Callback\n"
         "class CtrlC(Callback):\n"
         "    def round(self, progress):\n"
@@ -234,7 +234,7 @@ def test_an_interrupted_run_says_how_to_continue(command: Any, tmp_path: Path) -
         "        return False\n"
     )
     text = (tmp_path / "longer.toml").read_text()
-    (tmp_path / "stopped.toml").write_text('callbacks = ["pressing:CtrlC"]\n' + text)
+    (tmp_path / "stopped.toml").write_text('callbacks = ["interrupting:CtrlC"]\n' + text)
     stopped = command("stopped.toml", "--checkpoint", "2")
     assert stopped.code == 130
     line = stopped.err.splitlines()[-1]
