@@ -189,3 +189,9 @@ def silent_port() -> Iterator[int]:
 def mosquitto(brokers: Callable[[str], Broker]) -> Broker:
     """The shared plain mosquitto; skips without one."""
     return brokers("mosquitto")
+
+
+@pytest.fixture
+def short_wait_for_retained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker on this machine needs no five seconds to say that it has nothing."""
+    monkeypatch.setattr("gossamer.experiments.cli.trust._RETAINED_SECONDS", 1.0)

@@ -28,10 +28,7 @@ app = typer.Typer()
 app.command("forget")(with_options(cli_trust.forget_command))
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch):
-    """A broker on this machine needs no five seconds to say that it has nothing."""
-    monkeypatch.setattr(cli_trust, "_RETAINED_SECONDS", 1.0)
+pytestmark = pytest.mark.usefixtures("short_wait_for_retained")
 
 
 def forget(broker, name, *words):

@@ -33,10 +33,7 @@ from gossamer.peer import Broker, BrokerSettings, write_rules
 UNLABELLED = f"gossamer-ed25519:{'A' * 43}"
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch):
-    """A broker on this machine needs no five seconds to say that it has nothing."""
-    monkeypatch.setattr("gossamer.experiments.cli.trust._RETAINED_SECONDS", 1.0)
+pytestmark = pytest.mark.usefixtures("short_wait_for_retained")
 
 
 @pytest.fixture(autouse=True)
