@@ -37,7 +37,7 @@ from ..build import (
 from ..cli import console
 from ..config.named_files import fingerprint
 from ..config.needs import refuse_conflicts, warn_unused_keys
-from ..config.tables import Config, ConfigError, flat_keys
+from ..config.tables import Config, ConfigError, differing_key
 from ..data import Dataset, PeerDatasets, load_or_stream
 from ..graphs.swarm import MAX_STEPS, check_robust, mixing_of, push_graph, pushes_of, swarm_graph
 from ..results import CHECKPOINT_FILE, SHARING_FILE, Results, make_folder, read_records, write_json
@@ -405,15 +405,14 @@ def _resume(
         tree = read_arena_state(path)
     except ModelError as error:
         raise ConfigError(f"--resume {folder}: {error}") from None
-    saved, current = flat_keys(tree["config"]), flat_keys(config.model_dump(mode="json"))
-    different = [
-        key
-        for key in (saved | current)
-        if saved.get(key) != current.get(key) and key.partition(".")[0] not in CHANGEABLE_KEYS
+    current = config.model_dump(mode="json")
+    fixed = [
+        {key: table.get(key) for key in current if key not in CHANGEABLE_KEYS}
+        for table in (tree["config"], current)
     ]
-    if different:
+    if key := differing_key(*fixed):
         raise ConfigError(
-            f"{source}: key {different[0]!r}: {path} is from a run with another value; continue with "
+            f"{source}: key {key!r}: {path} is from a run with another value; continue with "
             f"the same config, which is in {folder / 'config.json'}"
         )
     if tree["files"] != fingerprint(_without_callbacks(config), source):
