@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import socket
+import sys
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +66,17 @@ def require_mosquitto() -> None:
 def mosquitto_required() -> Callable[[], None]:
     """Skip, or fail where it must be there, without mosquitto."""
     return require_mosquitto
+
+
+@pytest.fixture(autouse=True)
+def forget_modules_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let the next test import a file that has the name of one that this test wrote and imported."""
+    before = set(sys.modules)
+    yield
+    files = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(files):
+            del sys.modules[name]
 
 
 @pytest.fixture

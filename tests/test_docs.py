@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -65,14 +64,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("page", with_language("python"), ids=name)
 def test_python_runs_as_it_stands(page: Path, folder: Path, capsys: pytest.CaptureFixture[str]):
     write_files(page, folder)
-    before = set(sys.modules)
     space: dict[str, Any] = {"__name__": "__main__"}
     for number, block in enumerate(blocks(page)):
         if block.language == "python" and not block.runs:
             exec(compile(block.text, f"{name(page)}, block {number}", "exec"), space)
-    for module in set(sys.modules) - before:  # another page may have a module of the same name
-        if str(folder) in str(getattr(sys.modules[module], "__file__", "")):
-            del sys.modules[module]
     printed = [float(each) for each in re.findall(r"\d*\.?\d+", capsys.readouterr().out)]
     for sentence in re.findall(r"It prints (.*?)(?:\.\s|:)", page.read_text("utf-8"), re.DOTALL):
         for figure in re.findall(r"(?<![\w.])\.?\d+", sentence):

@@ -1,5 +1,4 @@
 import json
-import sys
 from pathlib import Path
 
 import networkx as nx
@@ -192,7 +191,6 @@ def test_users_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ]:
         with pytest.raises(TopologyError, match=reason):
             from_function(name)
-    sys.modules.pop("my_graphs")
 
 
 def test_a_bare_name_with_a_suffix_is_a_file():
