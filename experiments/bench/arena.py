@@ -491,6 +491,8 @@ def _windows(name: str, peers: Sequence[int]) -> tuple[list[Samples], Samples]:
 SHARDED = replace(SCALE_WORKLOADS["small"], batch=10, steps=6)
 """What peers on several ranks do in a round: one pass over their samples, then one exchange of push-sum."""
 MEMORY_PEERS = 20_000
+FEWEST_PEERS = 16
+"""The peers of a rank that needs memory for little more than the libraries and the data."""
 TIMED_ON_RANKS = 4096
 MOST_PEERS, MOST_ROUNDS = 100_000, 12
 MOST_BYTES = 8 * 10**9
@@ -514,15 +516,16 @@ def shards() -> list[Row]:
     """Measure memory and time of a swarm that is divided among two ranks."""
     from ..arena.shards import launch
 
-    (empty,) = launch(1, measure_rank, SHARDED, 0, 1, 1)
+    (smallest,) = launch(1, measure_rank, SHARDED, FEWEST_PEERS, 1, 1)
     (one_rank,) = launch(1, measure_rank, SHARDED, MEMORY_PEERS, 4, THREADS)
     two_ranks = launch(2, measure_rank, SHARDED, MEMORY_PEERS, 4, 1)
     peak = max(rank.peak for rank in two_ranks)
     rows = [
         Row(
             f"memory of each of 2 ranks, {MEMORY_PEERS:,} × {SMALL}", "MB",
-            (peak - empty.peak) / 1e6, (one_rank.peak - empty.peak) / 1e6, 0.6, "at most",
-            f"baseline: 1 rank; both without the {format_bytes(empty.peak)} of a rank without peers",
+            (peak - smallest.peak) / 1e6, (one_rank.peak - smallest.peak) / 1e6, 0.6, "at most",
+            "baseline: 1 rank; "
+            f"both without the {format_bytes(smallest.peak)} of a rank of {FEWEST_PEERS} peers",
         ),
         Row(
             f"{MEMORY_PEERS:,} × {SMALL} on 2 ranks", "s a round", max(rank.round for rank in two_ranks),
@@ -567,15 +570,11 @@ def _describe_ranks(costs: Sequence[RankCost]) -> str:
 
 
 def measure_rank(workload: Workload, peers: int, rounds: int, threads: int) -> RankCost:
-    """Run some rounds of a swarm on the rank that this process is; without peers, only load everything."""
+    """Run some rounds of a swarm on the rank that this process is."""
     from ..arena.shards import Shard, divide_peers, join_ranks
 
     torch.set_num_threads(1)
     with join_ranks() as ranks:
-        if not peers:
-            _windows("digits", [])
-            build("regular:4", 16, 1)
-            return RankCost(peak_memory())
         started, workload = perf_counter(), replace(workload, peers=peers)
         mixing = workload.mix()
         assert isinstance(mixing, Gossip)
