@@ -517,8 +517,13 @@ class _StackedModel:
     def _mean(self, weights: np.ndarray) -> Mixer:
         """Return the mixer that computes the weighted mean."""
         shares = torch.from_numpy(weights / weights.sum()).to(self._empty)
-        # Averaging the differences to one peer keeps the mean of equal values exact.
-        return lambda block: block[0] + shares @ (block - block[0])
+
+        def mean(block: Tensor) -> Tensor:
+            first = block[0].clone()
+            # Averaging the differences to one peer keeps the mean of equal values exact.
+            return first + shares @ block.sub_(first)
+
+        return mean
 
     def _product(self, matrix: csr_array) -> Mixer:
         """Return the mixer that multiplies by this matrix: dense or sparse, whichever is faster."""

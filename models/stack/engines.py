@@ -36,6 +36,7 @@ from functools import cache
 from importlib import import_module
 from itertools import accumulate, pairwise
 from math import ceil, nan, prod
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -102,35 +103,76 @@ def _script(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_script
-def _draw_epochs(
-    generators: list[Generator], samples: list[int], epochs: list[int]
-) -> list[Tensor]:
-    """Return the orders of some epochs of each learner.
+def _draw_epochs(generators: list[Generator], samples: list[int], epochs: list[int]) -> Tensor:
+    """Return the orders of some epochs of each learner, one after the other.
 
     Compiled by TorchScript, it does not hold the interpreter lock, so that threads draw in parallel.
     """
     drawn: list[Tensor] = []
     for learner, generator in enumerate(generators):
-        orders = [
-            torch.randperm(samples[learner], generator=generator) for _ in range(epochs[learner])
-        ]
-        drawn.append(torch.cat(orders) if len(orders) > 1 else orders[0])
-    return drawn
+        for _ in range(epochs[learner]):
+            drawn.append(torch.randperm(samples[learner], generator=generator))
+    return torch.cat(drawn)
 
 
-def draw_orders(learners: Sequence[SgdLearner], count: int) -> Tensor:
-    """Draw like `SgdLearner.draw` for many learners; return sample indices, [learners, count]."""
-    too_short = [learner for learner in learners if len(learner.order) < count]
-    if too_short:
-        samples = [learner.sample_count for learner in too_short]
-        epochs = [ceil((count - len(item.order)) / item.sample_count) for item in too_short]
-        drawn = _draw_epochs([learner.generator for learner in too_short], samples, epochs)
-        for learner, new_order in zip(too_short, drawn, strict=True):
-            learner.order = np.concatenate([learner.order, new_order.numpy()])
-    orders = np.concatenate([learner.order[:count] for learner in learners])
-    for learner in learners:
-        learner.order = learner.order[count:]
-    return torch.from_numpy(orders).view(len(learners), count)
+@_script
+def _draw_words(generators: list[Generator], steps: list[int]) -> Tensor:
+    """Return the random numbers with which each generator makes some steps of permutations; see `permute`."""
+    words = torch.empty(sum([(count + 1) // 2 for count in steps]), dtype=torch.int64)
+    begin = 0
+    for learner, count in enumerate(steps):
+        generator = generators[learner]
+        end = begin + count // 2
+        words[begin:end].random_(-9223372036854775807 - 1, None, generator=generator)
+        if count % 2 == 1:  # the last step of an epoch, which is between two samples
+            words[end].random_(0, 2, generator=generator).mul_(4294967296)
+        begin = end + count % 2
+    return words
+
+
+def _permute(generators: list[Generator], samples: list[int], epochs: list[int]) -> Tensor:
+    """Do as `_draw_epochs` with the compiled kernel: one call per learner instead of one per epoch."""
+    steps = [(count - 1) * number for count, number in zip(samples, epochs, strict=True)]
+    words = _draw_words(generators, steps).numpy()
+    sizes = [count * number for count, number in zip(samples, epochs, strict=True)]
+    orders = np.empty(sum(sizes), np.int64)
+    fused_kernel().permute(words, np.array(samples), np.array(epochs), orders)
+    return torch.from_numpy(orders)
+
+
+@cache
+def _permutes_as_torch() -> bool:
+    """Return whether `_permute` returns what torch.randperm does, which no version of torch promises."""
+    drawn = [
+        function([torch.Generator().manual_seed(seed) for seed in range(3)], [1, 2, 101], [2, 3, 3])
+        for function in (_draw_epochs, _permute)
+    ]
+    return torch.equal(*drawn)
+
+
+def draw_orders(learners: Sequence[SgdLearner], count: int, *, fused: bool = False) -> Tensor:
+    """Draw like `SgdLearner.draw` for many learners; return sample indices, [learners, count].
+
+    fused: draw with the compiled kernel, which must be there.
+    """
+    samples = [learner.sample_count for learner in learners]
+    missing = [max(0, count - len(learner.order)) for learner in learners]
+    epochs = [ceil(number / size) for number, size in zip(missing, samples, strict=True)]
+    drawn = np.empty(0, np.int64)
+    if any(epochs):
+        # For a single epoch or two, torch is as fast.
+        bulk = fused and sum(epochs) > 2 * len(epochs) and _permutes_as_torch()
+        draw = _permute if bulk else _draw_epochs
+        drawn = draw([learner.generator for learner in learners], samples, epochs).numpy()
+    orders, begin = np.empty((len(learners), count), np.int64), 0
+    for row, learner, number, size in zip(
+        orders, learners, missing, map(mul, samples, epochs), strict=True
+    ):
+        old, new = learner.order, drawn[begin : begin + size]
+        row[: count - number], row[count - number :] = old[:count], new[:number]
+        learner.order = new[number:] if number else old[count:]
+        begin += size
+    return torch.from_numpy(orders)
 
 
 @_script
@@ -446,21 +488,26 @@ class ChainEngine:
             tables = ([chain.shapes[0][1], *widths], places, functions)
             self._fused = tuple(np.array(table, np.int64) for table in tables)
 
-    def is_fused(self, values: Tensor, job: TrainingJob) -> bool:
-        """Return whether the compiled kernel can do a job; see `train_fused`."""
-        fits = values.device.type == "cpu" and values.dtype == torch.float32
-        if not fits or self._fused is None or not isinstance(job.rule, PlainRule):
-            return False
-        low, high = job.labels.aminmax()  # the kernel does not check them, and torch does
-        return int(low) >= 0 and int(high) < self._fused[0][-1] and fused_kernel() is not None
+    def is_fused(self, values: Tensor, pool: Tensor, rule: UpdateRule) -> bool:
+        """Return whether the compiled kernel can train with these values and inputs; see `train_fused`."""
+        fits = values.device.type == "cpu" and values.dtype == pool.dtype == torch.float32
+        fits = fits and self._fused is not None and isinstance(rule, PlainRule)
+        return fits and fused_kernel() is not None
+
+    def are_classes(self, labels: Tensor) -> bool:
+        """Return whether all labels are numbers of outputs, which torch checks and the kernel does not."""
+        low, high = labels.aminmax()
+        return self._fused is not None and int(low) >= 0 and int(high) < self._fused[0][-1]
 
     def train_fused(self, values: Tensor, rows: Sequence[int], job: TrainingJob) -> list[Metrics]:
         """Train some rows of a stack in place with the compiled kernel."""
         assert self._fused is not None
         assert isinstance(job.rule, PlainRule)
         priors = job.pool.new_empty(0, 0) if job.priors is None else job.priors
+        pool = job.pool.flatten(1)
+        pool = pool if pool.stride(1) == 1 else pool.contiguous()
         totals, counts = fused_kernel().train(
-            values.numpy(), np.asarray(rows), *self._fused, job.pool.flatten(1).numpy(), job.index.numpy(),
+            values.numpy(), np.asarray(rows), *self._fused, pool.numpy(), job.index.numpy(),
             job.labels.numpy(), np.array(job.ends), self._loss, job.mean, job.rule.rate, priors.numpy(),
         )  # fmt: skip
         pairs = zip(totals.tolist(), counts.tolist(), strict=True)

@@ -15,6 +15,7 @@ weights neither contribute nor change.
 from __future__ import annotations
 
 import math
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,10 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 _WIDTH = 16
-"""Columns of a tile: one vector with AVX-512, two with AVX2, four with NEON."""
-_ROWS = 12 if get_host_cpu_features().get("avx512f") else 6
-"""Most rows of a tile: its sums, a row of B and a value of A must fit into the registers."""
+"""Columns of a panel: one vector with AVX-512, two with AVX2, four with NEON."""
+_ROWS, _PANELS = (12, 2) if get_host_cpu_features().get("avx512f") else (6, 1)
+"""Most rows and panels of a tile: its sums, a row of B and a value of A must fit into the registers. With
+AVX-512, tiles of one panel would load as many vectors as they multiply, which takes longer."""
 _BLOCK = 4
 """Consecutive inputs that are left out together if all are 0; divides _WIDTH."""
 _DEPTH = 256
@@ -63,68 +65,136 @@ def _shuffle(builder: Any, first: Any, second: Any, lanes: list[int]) -> Any:
 def _add_tile(
     context: Any,
     rows: Any,
+    panels: Any,
     c: Any,
     c_row: Any,
+    c_panel: Any,
     start: Any,
     start_row: Any,
+    start_panel: Any,
     a: Any,
     a_row: Any,
     a_column: Any,
     b: Any,
     b_row: Any,
+    b_panel: Any,
     depth: Any,
 ) -> Any:
     """Compute C = start + A · B for a tile of C, given by addresses; the sums stay in registers.
 
     The products are summed before the start is added, because a sum that begins with it loses their last
-    digits. rows: of the tile, at most _ROWS. c_row, start_row, a_row, b_row, a_column: the values between two
-    rows, or columns, of a matrix. depth: the rows of B, at least one.
+    digits. rows, panels: of the tile, at most _ROWS and _PANELS. c_row, start_row, a_row, b_row, a_column,
+    c_panel, start_panel, b_panel: the values between two rows, columns or panels of a matrix. depth: the
+    rows of B, at least one.
     """
-    signature = types.void(*[types.intp] * 11)
+    signature = types.void(*[types.intp] * 15)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        rows, c, c_row, start, start_row, a, a_row, a_column, b, b_row, depth = arguments
+        rows, panels, c, c_row, c_panel, start, start_row, start_panel, *factors = arguments
+        a, a_row, a_column, b, b_row, b_panel, depth = factors
 
         def number(value: int) -> Any:
             return ir.Constant(_WHOLE, value)
 
+        def place(row: Any, stride: Any, panel: int, panel_stride: Any) -> Any:
+            return builder.add(builder.mul(row, stride), builder.mul(number(panel), panel_stride))
+
         zero = ir.Constant(_VECTOR, [0.0] * _WIDTH)
         undefined = ir.Constant(_VECTOR, ir.Undefined)
         after = builder.append_basic_block("after")
-        heights = builder.switch(rows, after)
-        for height in range(1, _ROWS + 1):
-            before = builder.append_basic_block(f"rows{height}")
-            heights.add_case(number(height), before)
+        shape = builder.add(builder.mul(panels, number(_ROWS + 1)), rows)
+        shapes = builder.switch(shape, after)
+        for width, height in product(range(1, _PANELS + 1), range(1, _ROWS + 1)):
+            before = builder.append_basic_block(f"before{height}x{width}")
+            shapes.add_case(number(width * (_ROWS + 1) + height), before)
             builder.position_at_end(before)
-            loop = builder.append_basic_block(f"loop{height}")
-            last = builder.append_basic_block(f"last{height}")
+            loop = builder.append_basic_block(f"loop{height}x{width}")
+            last = builder.append_basic_block(f"last{height}x{width}")
             builder.branch(loop)
             builder.position_at_end(loop)
-            index, sums = builder.phi(_WHOLE), [builder.phi(_VECTOR) for _ in range(height)]
-            right = _load(builder, _at(builder, b, builder.mul(b_row, index)))
+            index = builder.phi(_WHOLE)
+            sums = [[builder.phi(_VECTOR) for _ in range(width)] for _ in range(height)]
+            right = [
+                _load(builder, _at(builder, b, place(index, b_row, panel, b_panel)))
+                for panel in range(width)
+            ]
             column = builder.mul(a_column, index)
             ends = []
-            for row, total in enumerate(sums):
+            for row, totals in enumerate(sums):
                 left = _at(builder, a, builder.add(builder.mul(a_row, number(row)), column))
                 one = builder.insert_element(undefined, builder.load(left), ir.Constant(_LANE, 0))
                 spread = _shuffle(builder, one, undefined, [0] * _WIDTH)
-                product = builder.fmul(spread, right, flags=["contract"])
-                ends.append(builder.fadd(product, total, flags=["contract"]))
+                products = [builder.fmul(spread, each, flags=["contract"]) for each in right]
+                ends.append(
+                    [
+                        builder.fadd(each, total, flags=["contract"])
+                        for each, total in zip(products, totals, strict=True)
+                    ]
+                )
             following = builder.add(index, number(1))
-            values = zip(
-                [index, *sums], [number(0), *[zero] * height], [following, *ends], strict=True
-            )
-            for phi, first, later in values:
-                phi.add_incoming(first, before)
-                phi.add_incoming(later, loop)
+            index.add_incoming(number(0), before)
+            index.add_incoming(following, loop)
+            for total, end in zip(
+                chain.from_iterable(sums), chain.from_iterable(ends), strict=True
+            ):
+                total.add_incoming(zero, before)
+                total.add_incoming(end, loop)
             builder.cbranch(builder.icmp_signed("<", following, depth), loop, last)
             builder.position_at_end(last)
-            origin, target = _at(builder, start, number(0)), _at(builder, c, number(0))
-            for end in ends:
-                _store(builder, builder.fadd(_load(builder, origin), end), target)
-                origin, target = builder.gep(origin, [start_row]), builder.gep(target, [c_row])
+            for row, totals in enumerate(ends):
+                for panel, total in enumerate(totals):
+                    origin = _at(builder, start, place(number(row), start_row, panel, start_panel))
+                    target = _at(builder, c, place(number(row), c_row, panel, c_panel))
+                    _store(builder, builder.fadd(_load(builder, origin), total), target)
             builder.branch(after)
         builder.position_at_end(after)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _copy_panel(
+    context: Any,
+    source: Any,
+    source_row: Any,
+    index: Any,
+    rows: Any,
+    target: Any,
+    target_row: Any,
+    used: Any,
+) -> Any:
+    """Copy _WIDTH columns of some rows, at least one; set bits of `used` in columns that are not all 0.
+
+    source, index, target, used: addresses: of the first row of all, of the numbers of the rows to copy, of
+    the first copy, and of _WIDTH integers. source_row, target_row: the values between two rows.
+    """
+    signature = types.void(*[types.intp] * 7)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source, source_row, index, rows, target, target_row, used = arguments
+        lanes = ir.VectorType(_LANE, _WIDTH)
+        before, loop = builder.basic_block, builder.append_basic_block("copy")
+        after = builder.append_basic_block("copied")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        row, marks = builder.phi(_WHOLE), builder.phi(lanes)
+        numbers = builder.inttoptr(index, _WHOLE.as_pointer())
+        number = builder.load(builder.gep(numbers, [row]))
+        values = _load(builder, _at(builder, source, builder.mul(number, source_row)))
+        _store(builder, values, _at(builder, target, builder.mul(row, target_row)))
+        # Without their signs, for -0 is 0.
+        bits = builder.shl(builder.bitcast(values, lanes), ir.Constant(lanes, [1] * _WIDTH))
+        marked, following = builder.or_(marks, bits), builder.add(row, ir.Constant(_WHOLE, 1))
+        row.add_incoming(ir.Constant(_WHOLE, 0), before)
+        row.add_incoming(following, loop)
+        marks.add_incoming(ir.Constant(lanes, [0] * _WIDTH), before)
+        marks.add_incoming(marked, loop)
+        builder.cbranch(builder.icmp_signed("<", following, rows), loop, after)
+        builder.position_at_end(after)
+        _store(
+            builder, builder.bitcast(marked, _VECTOR), builder.inttoptr(used, _SINGLE.as_pointer())
+        )
         return context.get_dummy_value()
 
     return signature, generate
@@ -184,21 +254,25 @@ def _add_product(
         part = min(_DEPTH, depth - first)
         if first:
             start = c
-        for panel in range(columns // _WIDTH):
+        for panel in range(0, columns // _WIDTH, _PANELS):
             target, origin = c[0] + 4 * panel * c[2], start[0] + 4 * panel * start[2]
             left, right = a[0] + 4 * first * a[2], b[0] + 4 * (first * b[1] + panel * b[2])
             for row in range(0, rows, height):
                 _add_tile(  # pyright: ignore[reportCallIssue]
                     min(height, rows - row),
+                    min(_PANELS, columns // _WIDTH - panel),
                     target + 4 * row * c[1],
                     c[1],
+                    c[2],
                     origin + 4 * row * start[1],
                     start[1],
+                    start[2],
                     left + 4 * row * a[1],
                     a[1],
                     a[2],
                     right,
                     b[1],
+                    b[2],
                     part,
                 )
 
@@ -255,13 +329,24 @@ def _multiply_by_slope(delta: Any, output: Any, activation: int) -> None:
 
 @_compiled
 def _read_inputs(pool: Any, index: Any, x: Any, used: Any) -> None:
-    """Copy some samples of the pool to the rows of x, and sum each input's absolute values in `used`."""
-    used[:] = 0
+    """Copy some samples of the pool to the rows of x; `used` is not 0 for inputs that are not 0 in all."""
+    inputs = pool.shape[1]
+    whole = inputs // _WIDTH * _WIDTH
+    for i in range(0, whole, _WIDTH):
+        _copy_panel(  # pyright: ignore[reportCallIssue]
+            pool.ctypes.data + 4 * i,
+            pool.strides[0] // 4,
+            index.ctypes.data,
+            len(index),
+            x.ctypes.data + 4 * i,
+            x.shape[1],
+            used.ctypes.data + 4 * i,
+        )
+    used[whole:] = 0
     for row in range(len(index)):
-        sample = index[row]
-        for i in range(pool.shape[1]):
-            x[row, i] = pool[sample, i]
-            used[i] += abs(x[row, i])
+        for i in range(whole, inputs):
+            x[row, i] = pool[index[row], i]
+            used[i] |= x[row, i] != 0
 
 
 @_compiled
@@ -373,6 +458,33 @@ def _find_runs(used: Any, runs: Any) -> int:
 
 
 @_compiled
+def permute(words: Any, samples: Any, epochs: Any, orders: Any) -> None:
+    """Write permutations of the numbers below `samples`, as torch.randperm makes them from the same numbers.
+
+    words: random numbers of 64 bits, each for two steps: the upper half for the first. samples, epochs: of
+    each learner, which begins with a new word. orders: all permutations, one after the other.
+    """
+    begin, word = 0, 0
+    for learner in range(len(samples)):
+        count, step = samples[learner], 0
+        for _ in range(epochs[learner]):
+            for i in range(count):
+                orders[begin + i] = i
+            for i in range(count - 1):
+                both = np.uint64(words[word + step // 2])
+                half = np.uint32(
+                    both & np.uint64(0xFFFFFFFF) if step % 2 else both >> np.uint64(32)
+                )
+                other = i + np.int64(half % np.uint32(count - i))
+                kept = orders[begin + i]
+                orders[begin + i] = orders[begin + other]
+                orders[begin + other] = kept
+                step += 1
+            begin += count
+        word += (step + 1) // 2
+
+
+@_compiled
 def train(
     values: Any,
     rows: Any,
@@ -426,7 +538,7 @@ def train(
     base = memory.ctypes.data
     prior = np.zeros(classes, np.float32)
     nothing, ones = np.zeros(_WIDTH, np.float32), np.ones(1, np.float32)
-    used = np.zeros(cells[0], np.float32)
+    used = np.zeros(cells[0], np.int32)
     runs = np.empty((wide[0] // _BLOCK, 2), np.int64)
     totals, correct = np.zeros(peers), np.zeros(peers, np.int64)
     for peer in range(peers):

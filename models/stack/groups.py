@@ -457,19 +457,21 @@ class SgdGroup(StackedGroup):
         """Train peers whose optimizers have all taken `steps_taken` steps."""
         learners = [self._learners[row] for row in rows]
         first, selected = learners[0], row_index(rows, self._device)
-        order = draw_orders(learners, repeats * first.local_samples).to(self._device)
         inputs, labels = self._samples
+        chain = self._engine if isinstance(self._engine, ChainEngine) else None
+        fused = chain is not None and chain.is_fused(self._values, inputs.rows, rule)
+        count = repeats * first.local_samples
+        order = draw_orders(learners, count, fused=fused).to(self._device)
         index = order + inputs.first_row_tensor[selected, None]
         drawn_labels = labels.rows[order + labels.first_row_tensor[selected, None]]
         mean, ends = first.reduction == "mean", self._step_ends(repeats)
         priors = self._priors(rows)
         job = TrainingJob(inputs.rows, index, drawn_labels, ends, rule, mean, steps_taken, priors)
-        engine = self._engine
-        if isinstance(engine, ChainEngine) and engine.is_fused(self._values, job):
-            metrics = engine.train_fused(self._values, rows, job)
+        if fused and chain is not None and chain.are_classes(drawn_labels):
+            metrics = chain.train_fused(self._values, rows, job)
         else:
             with self._selected(rows, *self._states.values) as (values, *state):
-                outputs = engine.train(values, state, job)
+                outputs = self._engine.train(values, state, job)
             metrics = score(outputs, drawn_labels, first.loss, first.right)
         for learner, peer_metrics in zip(learners, metrics, strict=True):
             if learner.scheduler is not None:

@@ -121,7 +121,7 @@ class Workers:
 
 WORK_SPACE = "work space"
 """The name of the memory item that groups use one after the other: temporary tensors of running tasks."""
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 21
 """Size of a block (peers × coordinates) in averaging, which is read, averaged and written back while it is in
 the cache."""
 

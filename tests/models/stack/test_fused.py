@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,10 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gossamer.models import cross_entropy, squared_error
+from gossamer.models import SgdLearner, SlicedNetwork, cross_entropy, squared_error
 from gossamer.models.optimizers import MomentumRule, PlainRule
 from gossamer.models.stack import score
-from gossamer.models.stack.engines import ChainEngine, TrainingJob, fused_kernel, read_chain
+from gossamer.models.stack.engines import (
+    ChainEngine,
+    TrainingJob,
+    draw_orders,
+    fused_kernel,
+    read_chain,
+)
 
 pytest.importorskip("numba", reason="the compiled kernel needs numba")
 
@@ -65,7 +72,7 @@ def test_the_compiled_kernel_trains_like_torch(module, peers, batch, steps, seed
     values = torch.randn(2 * peers, parameters, generator=torch.Generator().manual_seed(seed)) / 6
     rows = list(range(0, 2 * peers, 2))
     by_torch, compiled = values[rows].clone(), values.clone()
-    assert engine.is_fused(compiled, work)
+    assert engine.is_fused(compiled, work.pool, work.rule)
     metrics = engine.train_fused(compiled, rows, work)
     wanted = score(engine.train(by_torch, [], work), work.labels, loss)
     assert float((compiled[rows] - by_torch).norm()) <= 3e-6 * float(by_torch.norm())
@@ -109,19 +116,53 @@ def test_a_network_that_diverges_does_not_change_the_next_ones(loss) -> None:
 
 def test_torch_trains_what_the_compiled_kernel_cannot() -> None:
     assert fused_kernel() is not None
-    plain, values = PlainRule(0.1), torch.zeros(1, 9)
+    plain, values, pool = PlainRule(0.1), torch.zeros(1, 9), torch.zeros(1, 2)
     three = nn.Sequential(nn.Linear(2, 3))
-    for module, rule, stack, label, is_fused in (
-        (three, plain, values, 2, True),
-        (three, plain, values, 3, False),
-        (three, plain, values, -1, False),
-        (three, plain, values.double(), 2, False),
-        (three, MomentumRule(0.1, 0.9, 0, False), values, 2, False),
-        (nn.Sequential(nn.Linear(2, 3), nn.PReLU()), plain, values, 2, False),
-        (nn.Sequential(nn.Linear(2, 1)), plain, values, 0, False),
+    for module, rule, stack, inputs, is_fused in (
+        (three, plain, values, pool, True),
+        (three, plain, values.double(), pool, False),
+        (three, plain, values, pool.double(), False),
+        (three, MomentumRule(0.1, 0.9, 0, False), values, pool, False),
+        (nn.Sequential(nn.Linear(2, 3), nn.PReLU()), plain, values, pool, False),
+        (nn.Sequential(nn.Linear(2, 1)), plain, values, pool, False),
     ):
         chain = read_chain(module, cross_entropy)
         assert chain is not None
-        index = torch.zeros(1, 1, dtype=torch.int64)
-        work = TrainingJob(torch.zeros(1, 2), index, index + label, [1], rule, False, 0)
-        assert ChainEngine(chain, cross_entropy).is_fused(stack, work) == is_fused
+        assert ChainEngine(chain, cross_entropy).is_fused(stack, inputs, rule) == is_fused
+    chain = read_chain(three, cross_entropy)
+    assert chain is not None
+    engine, labels = ChainEngine(chain, cross_entropy), torch.arange(3)
+    assert [engine.are_classes(labels + k) for k in (-1, 0, 1)] == [False, True, False]
+
+
+def test_inputs_may_be_columns_of_a_larger_tensor() -> None:
+    module = nn.Sequential(nn.Linear(37, 3))
+    chain = read_chain(module, squared_error)
+    assert chain is not None
+    engine, work = ChainEngine(chain, squared_error), job(module, 2, 4, 3, 0)
+    wide, turned = torch.rand(50, 45), work.pool.T.contiguous().T
+    wide[:, 5:42] = work.pool
+    wanted = torch.randn(2, 114, generator=torch.Generator().manual_seed(0))
+    for pool in (wide[:, 5:42], turned):
+        values = wanted.clone()
+        engine.train_fused(values, range(2), replace(work, pool=pool))
+        expected = wanted.clone()
+        engine.train_fused(expected, range(2), work)
+        assert torch.equal(values, expected)
+
+
+@given(
+    st.lists(st.integers(1, 130), min_size=1, max_size=4), st.lists(st.integers(1, 400), max_size=3)
+)
+def test_samples_are_drawn_in_the_same_order_by_all(sizes, counts) -> None:
+    net = SlicedNetwork(nn.Linear(2, 2), {"all": 1.0}, example=torch.zeros(1, 2))
+    samples = [(torch.zeros(n, 2), torch.zeros(n).long()) for n in sizes]
+    learners = [[SgdLearner(net, each, each, seed=1) for each in samples] for _ in range(3)]
+    for count in counts:
+        alone = torch.stack([learner.draw(count) for learner in learners[0]])
+        assert torch.equal(draw_orders(learners[1], count), alone)
+        assert torch.equal(draw_orders(learners[2], count, fused=True), alone)
+        for one, *others in zip(*learners, strict=True):
+            for other in others:
+                assert (one.order == other.order).all()
+                assert torch.equal(one.generator.get_state(), other.generator.get_state())
