@@ -4,7 +4,7 @@ Its only IO is the checkpoint. The event loop passes received packets in and get
 Before a message is sent, the state that it reveals is saved in the checkpoint (if the peer has one), so that
 a process that is killed and restarted never contradicts what other peers have received. The event loop reads
 only `view`, an immutable summary that every call replaces, and attributes that do not change while a session
-runs; all other calls run on the worker thread.
+runs; all other calls run on the worker thread, or, if short, on the event loop while that thread is idle.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ PeerMode: TypeAlias = PacedMode | SteadyMode | RoundsMode | ServerMode
 
 MAX_FORMER_SESSIONS = 64
 """Number of former sessions that a peer remembers in its checkpoint."""
+SHORT_TURN_VALUES = 1 << 20
+"""The largest network, in values, whose turns are short; see `Engine.has_short_turns`."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,13 @@ class Engine:
         self.last_contact = self._session_start = self.machine.uptime()
         """When this session was last connected to the broker, by the machine's uptime."""
         self._saver = Saver(name, settings, checkpoint, self._tree, self.machine, self.limits)
+        self.has_short_turns = (
+            checkpoint is None
+            and settings.mode != "steady"
+            and self.sharing is None
+            and self.network.flat.numel() <= SHORT_TURN_VALUES
+        )
+        """Whether a turn takes about a millisecond: it writes no file, scores nothing, adds few values."""
         self._saved_revision: tuple[str, int] | None = None
         """The session and the revision of its ledger that the last checkpoint holds."""
         self._must_save = False

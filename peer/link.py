@@ -661,8 +661,9 @@ class Link:
                     len(self.roster.online())
                 )
             packets, self._pending, self._pending_bytes = self._pending, [], 0
+            run = self.worker.run_short if self.engine.has_short_turns else self.worker.run
             try:
-                outgoing = await self.worker.run(
+                outgoing = await run(
                     self.engine.turn, packets, events, now, limit, self.last_contact
                 )
             except asyncio.CancelledError:

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache, partial
@@ -51,6 +51,8 @@ class Worker:
 
     def __init__(self, name: str):
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"peer-{name}")
+        self._submitted: list[Future[Any]] = []
+        """What the thread runs or will run, and perhaps what it has run since somebody last waited for it."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,8 +63,25 @@ class Worker:
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` on the thread, after all calls made before, and return its result."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
+        future = self._pool.submit(function, *args, **kwargs)
+        self._submitted = [*self._running(), future]
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            self._submitted = self._running()
+
+    async def run_short(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function that takes about a millisecond: here if the thread is idle, otherwise as `run` does.
+
+        Handing it over to the thread may take as long as the function itself.
+        """
+        if self._running():
+            return await self.run(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    def _running(self) -> list[Future[Any]]:
+        """Return the functions that run or wait, even if nobody awaits them any more."""
+        return [future for future in self._submitted if not future.done()]
 
 
 class Files:

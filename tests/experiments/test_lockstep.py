@@ -277,8 +277,8 @@ def test_arenas_refuse_wires_that_they_cannot_have() -> None:
     many = walkers(config(peers=60, data={"samples": 10, "test": 60}))
     everybody = Gossip(nx.complete_graph(60))
     with pytest.raises(ModelError, match="largest item is references of compressed links"):
-        Arena(many, mixing=everybody, wire=wire, memory=12_000_000)
-    Arena(many, mixing=everybody, memory=12_000_000)
+        Arena(many, mixing=everybody, wire=wire, memory=16_000_000)
+    Arena(many, mixing=everybody, memory=16_000_000)
 
 
 @pytest.mark.parametrize("gossip", [{"mode": "rounds"}, {"mode": "server"}])

@@ -269,6 +269,9 @@ class SimWorker(Worker):
         self._wake.set()
         return await future
 
+    async def run_short(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return await self.run(function, *args, **kwargs)
+
     async def _work(self) -> None:
         device, slowness = self._process.device, self._process.slowness
         while True:
