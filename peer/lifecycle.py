@@ -379,8 +379,9 @@ class Peer:
         self._training_metrics: Metrics | None = None
         """Of the last round; None before the first round of this session."""
         will = Status("offline", link.session, reason="connection lost", generation=link.generation)
+        # With the process in the client id: of two clients with one id, a broker disconnects the first.
         link.transport = self._connect(
-            f"{self.name}-{link.session}",
+            f"{self.name}-{link.session}-{link.machine.process_id()}",
             Will(link.topic("status"), link.security.will(will.encode())),
             link.announce,
         )

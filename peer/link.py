@@ -133,6 +133,8 @@ class Link:
         self.status_under_our_name: Status | None = None
         """The last status delivered on our own status topic, except offline statuses of our own session (our
         probe, our last will). It may be of another device with our name."""
+        self.name_in_use = False
+        """Whether a running process has said, since this was last reset, that it is online under our name."""
         self.highest_generation = 0
         """The highest generation on any card under our name, or on an unconfirmed status (which may be a
         replay). A current status may have a lower one: it may be a last will, which is made before its
@@ -141,8 +143,8 @@ class Link:
         """The session in the last death notice under our name. The swarm's owner, or the supervisor that saw
         the process end, publishes such a notice."""
         self.probe_delivered = asyncio.Event()
-        """Set when our *probe* was delivered back to us: an offline status that we publish on our own status
-        topic before joining, to learn whether another device uses our name (membership.py)."""
+        """Set when our *probe* was delivered back to us or answered: an offline status that we publish on our
+        own status topic before joining, to learn whether another device uses our name (membership.py)."""
         self.packets = self.bytes = 0  # sent so far
         self._bytes_to: Counter[str] = Counter()  # by receiver
         self.received_packets = self.received_bytes = 0
@@ -804,7 +806,7 @@ class Link:
                         self._apply_kept_goodbyes(card)
                 case "status":
                     if is_our_name:
-                        self._receive_status_under_our_name(each.body)
+                        self._receive_status_under_our_name(each.body, retained=retained)
                     now = self.machine.monotonic()
                     self._events += self.roster.receive_status(
                         each.peer, each.body, now, retained=retained
@@ -863,7 +865,7 @@ class Link:
                     if each.kind == "status" and each.peer == peer:
                         self._events += self.roster.receive_kept_goodbye(peer, each.body)
 
-    def _receive_status_under_our_name(self, payload: bytes) -> None:
+    def _receive_status_under_our_name(self, payload: bytes, *, retained: bool) -> None:
         """Process a status under our own name: it shows whether another device uses the name."""
         status = read_status(payload)
         if status is None:
@@ -871,7 +873,10 @@ class Link:
                 self.dropped["unreadable-status"] += 1
             return
         is_our_session = status.session == self.session
-        if is_our_session:
+        # We publish no online status before we have joined: this one answers our probe.
+        is_answer = status.state == "online" and not retained and not self.joined
+        self.name_in_use |= is_answer
+        if is_our_session or is_answer:
             self.probe_delivered.set()
         elif status.generation > self.generation and self.joined:
             raise Replaced(self.name, self.settings.swarm)

@@ -134,6 +134,10 @@ class Machine:
         """Return a new, unique name for a session."""
         return secrets.token_hex(8)
 
+    def process_id(self) -> str:
+        """Return a text that no other process has, on any machine."""
+        return secrets.token_hex(4)
+
     def worker(self, name: str) -> Worker:
         """Return a peer's worker thread, not started yet."""
         return Worker(name)

@@ -272,12 +272,15 @@ async def _check_name(link: Link) -> int:
     device that is online under the name answers with its status.
 
     A device is new if it never had the name. Otherwise `link.generation` is its own generation, and another
-    device has replaced it if a higher one is seen under the name.
+    device has replaced it if a higher one is seen under the name. If a process answers from a session of our
+    own, its device has a copy of our checkpoint.
     """
     probe = Status("offline", link.session, reason="asks whether its name is free")
     deadline = link.machine.monotonic() + link.engine.limits.name_grace
     is_new_device, may_replace = not link.engine.history.claimed, link.settings.replace
+    own_sessions, copy_answers = (link.session, *link.engine.history.sessions), 0
     while True:
+        link.name_in_use = False
         await link.send_status(probe, retain=False)
         with contextlib.suppress(TimeoutError):
             # Not wait_for: in Python 3.11 it can lose a cancellation, and a peer asked to leave would stay.
@@ -291,8 +294,9 @@ async def _check_name(link: Link) -> int:
             return max(link.generation, highest_seen) + 1
         if highest_seen > link.generation and not is_new_device and not may_replace:
             raise Replaced(link.name, link.settings.swarm)
-        own_sessions = (link.session, *link.engine.history.sessions)
-        if status is None or status.session in own_sessions:
+        is_copy = status is not None and status.session in own_sessions and link.name_in_use
+        copy_answers = copy_answers + 1 if is_copy else 0
+        if status is None or (status.session in own_sessions and not is_copy):
             if highest_seen > link.generation and not is_new_device:  # and may_replace
                 return _replacing_generation(link, highest_seen)
             return max(link.generation, highest_seen)
@@ -300,14 +304,15 @@ async def _check_name(link: Link) -> int:
             return max(link.generation, highest_seen)
         if not is_new_device and status.generation < link.generation:
             return link.generation  # the status is of a device that ours has replaced
-        if may_replace and (is_new_device or highest_seen > link.generation):
+        # A first answer may be what we sent ourselves just before a crash.
+        if may_replace and (is_new_device or copy_answers > 1 or highest_seen > link.generation):
             return _replacing_generation(link, highest_seen)
         if not is_new_device and status.state == "offline":
             return link.generation  # we had the name before, and no device has replaced us
         if status.state == "offline" and link.dead_session == status.session:
             return highest_seen  # the other device's session was declared dead
         if link.machine.monotonic() > deadline or status.state == "offline":
-            raise PeerError(_name_taken(link, status))
+            raise PeerError(_name_taken(link, status, is_copy=is_copy))
         link.probe_delivered.clear()
 
 
@@ -322,11 +327,21 @@ def _replacing_generation(link: Link, highest_seen: int) -> int:
     return highest_seen + 1
 
 
-def _name_taken(link: Link, status: Status) -> str:
-    """Return the error text for a name that another device has; status: the other device's."""
+def _name_taken(link: Link, status: Status, *, is_copy: bool) -> str:
+    """Return the error text for a name that another device has; status: the other device's.
+
+    is_copy: whether the other device has a copy of our checkpoint.
+    """
     location = f"in swarm {link.settings.swarm!r} (session {status.session})"
+    has_key = link.settings.trust == "swarm"
+    if is_copy:
+        fix = "enrol it" if has_key else "join"
+        return (
+            f"peer {link.name}: the name is already online {location}, from a copy of this device's files: "
+            f"stop the other device, or delete the files here and {fix} under another name, or use "
+            "--replace if this device replaces it"
+        )
     if status.state == "online":
-        has_key = link.settings.trust == "swarm"
         fix = "give each device an enrolment of its own" if has_key else "choose another name"
         return (
             f"peer {link.name}: the name is already online {location}; {fix}, stop the other device, or use "

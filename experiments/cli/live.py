@@ -539,8 +539,8 @@ def _peer_service(
         raise ConfigError(f"{device}: there is no such file")
     if device.suffix == ENDING:
         required, refused = {"--entry": entry}, {"--broker": broker, "--swarm": swarm}
-        if entry is None and "--config" in options:
-            required = {}  # that file names an entry point
+        if "--config" in options:  # that file names an entry point
+            required, refused = {}, {"--entry": entry, **refused}
         file = [str(device.resolve())]
     else:
         required, refused = {"--broker": broker, "--swarm": swarm}, {"--entry": entry}

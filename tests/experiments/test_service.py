@@ -66,6 +66,8 @@ def test_other_options_of_join_are_passed_on(service, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     command = values((tmp_path / "unit.service").read_text())["ExecStart"]
     assert command.endswith(f'/a.gossamer" {" ".join(chr(34) + word + chr(34) for word in words)}')
+    both = service("a.gossamer", "--entry", "json:loads", "--out", "other.service", "--", *words)
+    assert "leave out --entry, which gossamer join does not take here" in str(both.exception)
     mistaken = service("a.gossamer", "--out", "other.service", "--", *words, "--metrics", "1")
     assert mistaken.exit_code == 2
     assert "No such option: --metrics" in mistaken.output

@@ -236,6 +236,9 @@ class Process(Machine):
         self.sessions.append(f"{self.device.rng.getrandbits(64):016x}")
         return self.sessions[-1]
 
+    def process_id(self) -> str:
+        return self.owner
+
     def worker(self, name: str) -> SimWorker:
         return SimWorker(self)
 

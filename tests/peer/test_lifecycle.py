@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ from gossamer.peer.exits import GoodbyeNotDelivered, PeerError, Replaced
 from gossamer.peer.lifecycle import FINAL, PHASES, TABLE, Event, Lifecycle, Report, State
 from gossamer.peer.machine import load_checkpoint
 from gossamer.peer.presence import Online, SessionEnded, Status, read_card, read_status
-from gossamer.peer.settings import Settings
+from gossamer.peer.settings import Limits, Settings
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -581,6 +582,50 @@ def test_a_replaced_device_ends_when_it_comes_back(run: Run, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         run(swarm())
     assert "replaces another device of the same name" in caplog.text
+
+
+def test_a_copy_of_a_running_device_is_refused_and_disturbs_nobody(run: Run, tmp_path):
+    async def swarm() -> None:
+        nest, a, b = await pair(tmp_path)
+        session = a.peer.link.session
+        shutil.copy(tmp_path / "a.checkpoint", tmp_path / "copy.checkpoint")
+        copy = Nest(ENDLESS, nest.broker, limits=Limits(name_grace=0.3))
+        for _ in range(2):  # however often a service manager starts it
+            life = copy.start("a", checkpoint=tmp_path / "copy.checkpoint")
+            with pytest.raises(
+                PeerError, match="from a copy of this device's files: stop the other"
+            ):
+                await life.task
+            # Two MQTT clients with one id would disconnect each other.
+            assert life.transports[-1].client_id != a.transports[-1].client_id
+        assert a.transports[-1].connection.state == "connected"
+        await until(lambda: b.peer.link.roster.online().keys() == {"a"})
+        for one in (a, b):
+            one.go_on_for(3)
+        reports = [await a.task, await b.task]
+        assert reports[0].session == session
+        assert held(reports) == 2
+
+    run(swarm())
+
+
+def test_a_copy_may_replace_the_running_device(run: Run, tmp_path):
+    async def swarm() -> None:
+        nest, a, b = await pair(tmp_path)
+        shutil.copy(tmp_path / "a.checkpoint", tmp_path / "copy.checkpoint")
+        settings = ENDLESS.updated(replace=True)
+        copy = nest.start("a", settings=settings, checkpoint=tmp_path / "copy.checkpoint")
+        with pytest.raises(Replaced, match="another device has replaced it"):
+            await a.task
+        a.crashed = True
+        await until(copy.counts)
+        assert copy.peer.link.session != a.peer.link.session
+        assert copy.peer.link.generation == 2
+        for one in (copy, b):
+            one.go_on_for(3)
+        await asyncio.gather(copy.task, b.task)
+
+    run(swarm())
 
 
 def test_a_restart_with_its_own_checkpoint_replaces_nobody(run: Run, tmp_path):
