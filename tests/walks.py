@@ -239,9 +239,7 @@ def packet(folder: Path, *, trust: bool) -> None:
 
     def look() -> None:
         nonlocal arrived
-        if threading.get_ident() != ann.thread or not before:
-            return
-        if not torch.equal(ann.network.flat, before[0]):
+        if wanted() and not torch.equal(ann.network.flat, before[0]):
             ways.update(recorder.seen.copy())
             before.clear()
             arrived += 1
