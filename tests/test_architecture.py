@@ -53,6 +53,12 @@ def test_every_file_on_the_page_is_there():
     assert not missing
 
 
+def test_every_file_in_the_pictures_is_there():
+    files = {path.name for path in ROOT.glob("*/**/*.py")}
+    for picture in (ROOT / "docs" / "pictures").glob("*.svg"):
+        assert files.issuperset(re.findall(r"\w+\.py", picture.read_text("utf-8"))), picture.name
+
+
 def test_the_wheel_has_every_package():
     with (ROOT / "pyproject.toml").open("rb") as file:
         setuptools = tomllib.load(file)["tool"]["setuptools"]
