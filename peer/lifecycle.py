@@ -381,7 +381,7 @@ class Peer:
         will = Status("offline", link.session, reason="connection lost", generation=link.generation)
         # With the process in the client id: of two clients with one id, a broker disconnects the first.
         link.transport = self._connect(
-            f"{self.name}-{link.session}-{link.machine.process_id()}",
+            f"{self.name}-{link.machine.process_id()}-{link.session}",
             Will(link.topic("status"), link.security.will(will.encode())),
             link.announce,
         )

@@ -122,7 +122,7 @@ def default_qos(topic: str) -> int:
 class Transport(ABC):
     """A client of a broker.
 
-    client_id: our MQTT client id: of a peer its name, session and process.
+    client_id: our MQTT client id: of a peer its name, process and session.
     will: the message that the broker publishes if the connection ends without a DISCONNECT.
     on_connect: see `Hook`. on_state: called with every change of `connection`.
     max_inbound_messages, max_inbound_bytes: bounds of the queue of unread messages; see `Inbox`.
