@@ -14,11 +14,17 @@ class BadBroker:
 
     wildcards_get_retained: False as in RabbitMQ, which sends retained messages for exact filters alone.
     publishes_wills: whether it publishes the will of a client whose connection is lost.
+    has_qos_1: False to hang up on clients that publish at QoS 1, as mosquitto with `max_qos 0` does.
     """
 
     def __init__(
-        self, *, wildcards_get_retained: bool = True, publishes_wills: bool = True
+        self,
+        *,
+        wildcards_get_retained: bool = True,
+        publishes_wills: bool = True,
+        has_qos_1: bool = True,
     ) -> None:
+        self._has_qos_1 = has_qos_1
         self._wildcards_get_retained = wildcards_get_retained
         self._publishes_wills = publishes_wills
         self._retained: dict[str, bytes] = {}
@@ -49,6 +55,8 @@ class BadBroker:
                         will = self._will(body) if self._publishes_wills else None
                         writer.write(b"\x20\x02\x00\x00")
                     case 3:  # PUBLISH
+                        if kind & 6 and not self._has_qos_1:
+                            return
                         self._receive(kind, body, writer)
                     case 8:  # SUBSCRIBE
                         self._subscribe(body, writer)

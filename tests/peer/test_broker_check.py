@@ -85,6 +85,16 @@ def test_a_broker_that_accepts_no_retained_messages_fails_with_the_setting(run, 
     assert "retain_available" in found(findings, "retained messages").setting
 
 
+def test_a_broker_without_qos_1_fails_with_the_setting(run):
+    async def scenario() -> list[Finding]:
+        async with BadBroker(has_qos_1=False) as broker:
+            return await checked(BrokerAddress(broker.url), "garden", "anna")
+
+    findings = run(scenario())
+    assert verdicts(findings) == {"QoS 1": "fails"}
+    assert "max_qos" in found(findings, "QoS 1").setting
+
+
 def test_a_broker_like_rabbitmq_fails_with_the_reason(run):
     async def scenario() -> list[Finding]:
         async with BadBroker(wildcards_get_retained=False, publishes_wills=False) as broker:
