@@ -313,14 +313,17 @@ class Neighbours:
         return {
             "gone": sorted(map(list, self.gone)),
             "left": sorted(map(list, self.left)),
+            "returned": sorted(map(list, self.returned)),
             "neighbours": [[peer, n.session, sorted(n.models)] for peer, n in neighbours],
         }
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Restore the rows of a snapshot; neighbours are offline until a presence event says otherwise."""
         self._receivers_cache.clear()
-        self.gone = {(peer, session) for peer, session in data["gone"]}
-        self.left = {(peer, session) for peer, session in data["left"]}
+        self.gone, self.left, self.returned = (
+            {(peer, session) for peer, session in data.get(name, ())}
+            for name in ("gone", "left", "returned")
+        )
         for peer, session, models in data.get("neighbours", []):
             self._neighbours[peer] = Neighbour(session, frozenset(models), online=False)
 
