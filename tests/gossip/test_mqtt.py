@@ -146,11 +146,22 @@ def test_passwords_never_show():
     assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize("url", ["", "broker", "http://h", "mqtt://", "mqtt://h:nan", "mqtt://h/p"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "broker", "http://h", "mqtt://", "mqtt://h:nan", "mqtt://h/p", "mqtt://[::1",
+        "mqtt://ann:1#secret@h", "ws://h/mqtt?token=secret",
+    ],
+)  # fmt: skip
 def test_bad_urls_are_refused(url):
     with pytest.raises(TransportError) as error:
         Address.parse(url)
     assert error.value.cause == "url"
+
+
+def test_a_bad_url_is_refused_whether_or_not_it_gets_a_user():
+    with pytest.raises(TransportError, match="Invalid IPv6 URL: mqtt://…@"):
+        with_user("mqtt://ann:secret@[::1", "bob")
 
 
 # --- fatal errors ------------------------------------------------------------------------------
