@@ -453,9 +453,11 @@ class RoundsMode(Mode):
             shares = {peer: portion(weight, column[peer]) for peer in neighbours if peer in column}
         if not shares:
             return True
-        if min(shares.values()) < 1:  # too little weight to divide
+        if min(shares.values()) < 1:
+            # Too little weight to divide, because a debt was paid. Neighbours must not wait for it: what they
+            # send can only be credited once this exchange is pushed.
             gossiper.counters["starved"] += 1
-            return False
+            return gossiper.skip(model, shares, now, tag)
         return gossiper.push(model, shares, now, tag) or gossiper.skip(model, shares, now, tag)
 
 
