@@ -150,6 +150,10 @@ class Drift:
         self._last_pushed[model] = np.array(value)
         return False
 
+    def update_models(self, models: Collection[str]) -> None:
+        """Forget the values of models that are no longer there."""
+        self._last_pushed = {m: value for m, value in self._last_pushed.items() if m in models}
+
 
 class PacedMode(Mode):
     """Asynchronous gossip: each request is one push of every model to a few random neighbours.
@@ -199,6 +203,8 @@ class PacedMode(Mode):
         for counts in (self._waiting_pushes, self._steps):
             for model in counts.keys() - {*models}:
                 del counts[model]
+        if self._drift:
+            self._drift.update_models(models)
 
     def request(self, *, ignore_drift: bool = False) -> None:
         """Request one more push of every model.
