@@ -780,17 +780,20 @@ class Gossiper:
                 continue
             last, verdict = self.ledger.verdict(peer, session, model)
             if sequence > last or (sequence == last and verdict == "credited"):
+                credited = self.ledger.weight_received(peer, session, model)
                 self.ledger.decide(peer, session, model, sequence, "void")
-                if sequence == last:
-                    self._balances.give_up(model, weight)
+                if sequence == last:  # the row may claim more than the transfer had
+                    self._balances.give_up(model, min(weight, credited))
                     self.counters["given-up"] += 1
 
     def _decide(
         self, message: Give | Recall, verdict: Verdict, cause: str, answer: Answer | None = None
     ) -> None:
         self.counters[cause] += 1
-        sender, session = message.sender, message.session
-        self.ledger.decide(sender, session, message.model, message.sequence, verdict)
+        weight = message.weight if isinstance(message, Give) and verdict == "credited" else 0
+        self.ledger.decide(
+            message.sender, message.session, message.model, message.sequence, verdict, weight
+        )
         self._answer(message, answer or verdict)
 
     def _answer(self, message: Give | Recall, verdict: Answer) -> None:

@@ -19,6 +19,7 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import repeat
 from math import inf
 from typing import Any, TypeAlias
 
@@ -94,8 +95,8 @@ class Ledger:
         weight exists twice, and one side must remove it: see `Gossiper.peer_gone`."""
         self._sequences: dict[Edge, int] = {}
         """The last sequence number used per (receiver, model)."""
-        self._verdicts: dict[str, dict[str, dict[str, tuple[int, Verdict]]]] = {}
-        """Sender → its session → model → the last sequence received, and its verdict."""
+        self._verdicts: dict[str, dict[str, dict[str, tuple[int, Verdict, int]]]] = {}
+        """Sender → its session → model → the last sequence received, its verdict, and its weight."""
 
     def debit(
         self,
@@ -164,15 +165,28 @@ class Ledger:
 
     def verdict(self, sender: str, session: str, model: str) -> tuple[int, Verdict]:
         """Return the last sequence received and its verdict; (0, "void") if there was none."""
-        return self._verdicts.get(sender, {}).get(session, {}).get(model, (0, "void"))
+        return self._last(sender, session, model)[:2]
+
+    def weight_received(self, sender: str, session: str, model: str) -> int:
+        """Return the weight of the last transfer received; 0 if there was none."""
+        return self._last(sender, session, model)[2]
+
+    def _last(self, sender: str, session: str, model: str) -> tuple[int, Verdict, int]:
+        return self._verdicts.get(sender, {}).get(session, {}).get(model, (0, "void", 0))
 
     def decide(
-        self, sender: str, session: str, model: str, sequence: int, verdict: Verdict
+        self,
+        sender: str,
+        session: str,
+        model: str,
+        sequence: int,
+        verdict: Verdict,
+        weight: int = 0,
     ) -> None:
-        """Record the final verdict on a received transfer."""
+        """Record the final verdict on a received transfer of this weight."""
         self.revision += 1
         sessions = self._verdicts.setdefault(sender, {})
-        sessions.setdefault(session, {})[model] = (sequence, verdict)
+        sessions.setdefault(session, {})[model] = (sequence, verdict, weight)
         if len(sessions) > SESSIONS_KEPT:
             del sessions[next(iter(sessions))]
 
@@ -187,7 +201,7 @@ class Ledger:
         """Yield (sender, session, model, last sequence, verdict) for all received transfers."""
         for sender, sessions in self._verdicts.items():
             for session, models in sessions.items():
-                for model, (sequence, verdict) in models.items():
+                for model, (sequence, verdict, _) in models.items():
                     yield sender, session, model, sequence, verdict
 
     def snapshot(self) -> dict[str, Any]:
@@ -213,6 +227,7 @@ class Ledger:
             "reclaimed": [list(row) for row in self.reclaimed],
             "sequences": [[*edge, sequence] for edge, sequence in self._sequences.items()],
             "seen": [list(row) for row in self.verdicts()],
+            "seen_weights": [self.weight_received(*row[:3]) for row in self.verdicts()],
         }
 
     @classmethod
@@ -231,9 +246,11 @@ class Ledger:
         ledger.reclaimed = [list(row) for row in data["reclaimed"]]
         for receiver, model, sequence in data["sequences"]:
             ledger._sequences[receiver, model] = sequence
-        for sender, session, model, sequence, verdict in data["seen"]:
+        weights = data.get("seen_weights", repeat(MAX_WEIGHT))  # older snapshots lack them
+        for row, weight in zip(data["seen"], weights, strict=False):
+            sender, session, model, sequence, verdict = row
             models = ledger._verdicts.setdefault(sender, {}).setdefault(session, {})
-            models[model] = sequence, verdict
+            models[model] = sequence, verdict, weight
         return ledger
 
 
@@ -296,14 +313,17 @@ class Neighbours:
         return {
             "gone": sorted(map(list, self.gone)),
             "left": sorted(map(list, self.left)),
+            "returned": sorted(map(list, self.returned)),
             "neighbours": [[peer, n.session, sorted(n.models)] for peer, n in neighbours],
         }
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Restore the rows of a snapshot; neighbours are offline until a presence event says otherwise."""
         self._receivers_cache.clear()
-        self.gone = {(peer, session) for peer, session in data["gone"]}
-        self.left = {(peer, session) for peer, session in data["left"]}
+        self.gone, self.left, self.returned = (
+            {(peer, session) for peer, session in data.get(name, ())}
+            for name in ("gone", "left", "returned")
+        )
         for peer, session, models in data.get("neighbours", []):
             self._neighbours[peer] = Neighbour(session, frozenset(models), online=False)
 

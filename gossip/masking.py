@@ -138,13 +138,13 @@ def enter_round(
     secret_with: returns the secret shared with a neighbour (`Keyring.mask_secret`). Keep the result until the
         round is over, for `leave_round`.
     """
-    rounds = {}
+    rounds, masked = {}, {}
     for model, plan in plans.items():
         secrets = {other: secret_with(other) for other in gossiper.neighbours(model)}
-        private = PrivateRound(gossiper.peer, model, number, secrets, plan)
-        mass = private.enter(Mass(gossiper.value(model), gossiper.weight(model)))
+        rounds[model] = PrivateRound(gossiper.peer, model, number, secrets, plan)
+        masked[model] = rounds[model].enter(Mass(gossiper.value(model), gossiper.weight(model)))
+    for model, mass in masked.items():  # only if all can be masked: no mask may stay in a value
         gossiper.set_value(model, mass.value)
-        rounds[model] = private
     return rounds
 
 

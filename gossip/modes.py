@@ -150,6 +150,10 @@ class Drift:
         self._last_pushed[model] = np.array(value)
         return False
 
+    def update_models(self, models: Collection[str]) -> None:
+        """Forget the values of models that are no longer there."""
+        self._last_pushed = {m: value for m, value in self._last_pushed.items() if m in models}
+
 
 class PacedMode(Mode):
     """Asynchronous gossip: each request is one push of every model to a few random neighbours.
@@ -199,6 +203,8 @@ class PacedMode(Mode):
         for counts in (self._waiting_pushes, self._steps):
             for model in counts.keys() - {*models}:
                 del counts[model]
+        if self._drift:
+            self._drift.update_models(models)
 
     def request(self, *, ignore_drift: bool = False) -> None:
         """Request one more push of every model.
@@ -453,9 +459,11 @@ class RoundsMode(Mode):
             shares = {peer: portion(weight, column[peer]) for peer in neighbours if peer in column}
         if not shares:
             return True
-        if min(shares.values()) < 1:  # too little weight to divide
+        if min(shares.values()) < 1:
+            # Too little weight to divide, because a debt was paid. Neighbours must not wait for it: what they
+            # send can only be credited once this exchange is pushed.
             gossiper.counters["starved"] += 1
-            return False
+            return gossiper.skip(model, shares, now, tag)
         return gossiper.push(model, shares, now, tag) or gossiper.skip(model, shares, now, tag)
 
 

@@ -69,8 +69,8 @@ def split(mass: Mass, share: int, sent_value: Array | None = None) -> tuple[Mass
 
     Their sums add up to the sum of `mass`. `sent_value` is the value that the receiver will read, if it
     differs from the value of `mass` (float16 on the wire, compression). The difference is added to the value
-    that the sender keeps, so that nothing is lost. A sender that gives its whole weight keeps no value that
-    could hold the difference: it must send at full precision.
+    that the sender keeps, so that nothing is lost. If the whole weight is sent, no value is kept that could
+    hold the difference: see `Balances.residue`.
     """
     if not 0 < share <= mass.weight:
         raise ValueError(
@@ -147,6 +147,11 @@ def as_factor(numerator: int, denominator: int, values: Array) -> Any:
     return Fraction(numerator, denominator) if values.dtype == object else numerator / denominator
 
 
+def _as_sum(value: Array, read_value: Array, share: int) -> Array:
+    """Return share · (value − read value): the error of a transfer, in the dtype of `value`."""
+    return np.subtract(value, read_value, dtype=value.dtype) * as_factor(share, 1, value)
+
+
 # --- the mass that one peer holds ----------------------------------------------------------------
 
 
@@ -204,7 +209,8 @@ class Balances:
         self.debts: dict[str, int] = {}
         """Weight to give up as soon as that much more is held; see `give_up`."""
         self.residue: dict[str, Array] = {}
-        """Compression errors as sums (weight · value); they are added to the next mass that is credited."""
+        """Compression errors, and rounding errors of mass that was sent whole, as sums (weight · value); they
+        are added to the next mass that is credited."""
         self.retired: set[str] = set()
         """Models that the store no longer has. Their weights stay in the accounts, without values."""
         self.forgotten = (0, 0)
@@ -280,6 +286,8 @@ class Balances:
             rest, _ = split(Mass(value, self.weights[model]), share, rounded)
             if rest.value is not value:
                 self.store.write(model, rest.value)
+            elif rounded is not None:  # no weight is kept, nor any value that could hold the error
+                self._add_residue(model, _as_sum(value, rounded, share))
             self.weights[model] = rest.weight
         sent = value if rounded is None else rounded
         sent.setflags(write=False)  # shared by all transfers of this push
@@ -314,12 +322,15 @@ class Balances:
             read_value, packed, fraction = pack(receiver, value) or (value, None, 1.0)
             share = full_share if exact_shares else max(1, portion(full_share, fraction))
             read_value.setflags(write=False)
-            error += np.subtract(value, read_value, dtype=value.dtype) * as_factor(share, 1, value)
+            error += _as_sum(value, read_value, share)
             debited[receiver] = read_value, packed, share
             self.weights[model] -= share
+        self._add_residue(model, error)
+        return debited
+
+    def _add_residue(self, model: str, error: Array) -> None:
         if error.any():
             self.residue[model] = self.residue.get(model, 0) + error
-        return debited
 
     def size(self, model: str) -> int:
         """Return the number of coordinates of a model."""

@@ -18,6 +18,7 @@ peer keeps the list with the highest number and refuses lower ones, so that nobo
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Collection, Iterable
@@ -268,8 +269,10 @@ def _issue(
         raise TrustError(
             "malformed", f"an invitation names 1 to {MAX_MODELS} models, not {len(set(models))}"
         )
-    if not days > 0:
-        raise TrustError("malformed", f"an invitation is valid for more than 0 days, not {days:g}")
+    if not 0 < days < math.inf:
+        raise TrustError(
+            "malformed", f"an invitation is valid for a finite number of days above 0, not {days:g}"
+        )
     now, (label, key) = time.time(), label_and_key
     admitted = None if models is None else frozenset(map(check_pattern, models))
     claims = Claims(

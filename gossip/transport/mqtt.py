@@ -229,10 +229,13 @@ class MqttTransport(Transport):
         self._retained = RetainedFilter(cluster=self._is_cluster)
         tasks: list[asyncio.Future[None]] = []
         try:
-            if self._patterns and not await connection.run_until_lost(
-                connection.subscribe(self._with_qos(self._patterns))
-            ):
-                return connection.why_lost()
+            subscribed = 0
+            while patterns := self._patterns[subscribed:]:  # may grow while the broker answers
+                subscribed += len(patterns)
+                if not await connection.run_until_lost(
+                    connection.subscribe(self._with_qos(patterns))
+                ):
+                    return connection.why_lost()
             self.packet_limit.connected(connection.max_packet)
             self._broker_connection = connection
             if first_connection.done():

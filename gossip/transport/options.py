@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from ..settings import Positive, SettingsTable, checked
 from .base import TransportError
@@ -41,11 +41,16 @@ class Address:
 
         password: of the user in the URL, if the URL does not contain it.
         """
-        parts = urlsplit(url)
+        parts = _split(url)
         if parts.scheme not in _SCHEMES:
             known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
             raise TransportError(
                 "url", f"a broker's URL starts with one of {known}: {_hide_user(url)}"
+            )
+        if parts.query or parts.fragment:
+            raise TransportError(
+                "url",
+                f"a broker's URL has no ? or #; in a password write %3F or %23: {_hide_user(url)}",
             )
         port, tls, transport = _SCHEMES[parts.scheme]
         try:
@@ -100,7 +105,7 @@ def split_urls(urls: str) -> list[str]:
 
 def with_user(urls: str, user: str) -> str:
     """Return the URL of a broker, or those of a cluster's nodes, with this user where they name none."""
-    parts = map(urlsplit, split_urls(urls))
+    parts = map(_split, split_urls(urls))
     return ",".join(
         (p if "@" in p.netloc else p._replace(netloc=f"{quote(user, safe='')}@{p.netloc}")).geturl()
         for p in parts
@@ -139,6 +144,13 @@ class TlsFiles:
             names = ", ".join(str(path) for path in (self.ca, self.certificate, self.key) if path)
             raise TransportError("certificate", f"cannot use {names}: {error}") from None
         return context
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:  # such as brackets that do not match
+        raise TransportError("url", f"{error}: {_hide_user(url)}") from None
 
 
 def _hide_user(url: str) -> str:

@@ -50,6 +50,14 @@ def test_bounds_by_model():
     assert set(traffic) == {"w"}
 
 
+def test_a_model_that_begins_again_is_pushed_first():
+    gossiper, mode, _, _ = peer(0.05)
+    pushed(gossiper, mode)
+    mode.update_models(["w"])
+    mode.update_models(["v", "w"])
+    assert pushed(gossiper, mode) == ["v", "v"]
+
+
 def test_peers_that_must_agree_push_anyway():
     gossiper, mode, _, _ = peer(0.05)
     pushed(gossiper, mode)

@@ -57,6 +57,16 @@ def test_what_a_session_gives_that_was_given_up_is_refused_and_it_is_told(caplog
     assert not b.ledger.open
 
 
+def test_a_restart_does_not_forget_that_a_given_up_session_is_back():
+    a, b = pair()
+    a.peer_gone("b", b.session)
+    a.peer_online("b", b.session, ["v"])
+    a = Gossiper.restore(a.snapshot(), DictStore({"v": np.ones(2)}))
+    exchange(b, a, HALF)  # arrives before the news that b is online
+    assert a.counters["refused-gone-session"] == 1
+    assert (a.weight("v"), b.weight("v")) == (ONE, ONE)
+
+
 def test_what_the_dead_had_on_its_way_still_comes_in():
     a, b = pair()
     b.push("v", {"a": HALF}, 0.0)

@@ -334,6 +334,21 @@ def test_a_lossy_wire_costs_nothing() -> None:
     assert b.counters["credited"] == 1
 
 
+def test_a_lossy_wire_costs_nothing_even_if_all_weight_is_sent() -> None:
+    a, b = (
+        make(name, value, lossy=lambda _, x: x.round()) for name, value in (("a", 0.4), ("b", 0.8))
+    )
+    introduce([a, b])
+    b.handle(pushed(a, ONE), 0.0)
+    for ack in b.poll():
+        a.handle(ack, 0.0)
+    np.testing.assert_allclose(read(b), 0.4, rtol=1e-6)  # the mean of 0 and 0.8
+    b.push("v", {"a": ONE}, 0.0)
+    a.handle(give_of(b), 0.0)
+    assert a.weight("v") == b.weight("v") == ONE
+    np.testing.assert_allclose(read(a) + read(b), 1.2, rtol=1e-6)
+
+
 def test_one_push_shares_one_read_only_value() -> None:
     a, b, c = make("a"), make("b"), make("c")
     introduce([a, b, c])

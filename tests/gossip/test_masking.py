@@ -149,6 +149,17 @@ def test_what_cannot_be_private_is_refused():
 # --- through a gossiper ------------------------------------------------------------------------------
 
 
+def test_if_one_model_cannot_be_masked_no_mask_stays_in_another():
+    gossiper = Gossiper("a", "s-a", DictStore({"v": np.ones(3), "w": np.ones(3)}))
+    for model in gossiper.models:
+        gossiper.inject(model, ONE)
+    gossiper.peer_online("b", "s-b", ["v", "w"])
+    gossiper.peer_online("c", "s-c", ["v"])
+    with pytest.raises(ValueError, match=r"private averaging of 'w'.*a single one"):
+        enter_round(gossiper, 0, lambda _: bytes(32), {"v": MaskPlan(), "w": MaskPlan()})
+    assert list(gossiper.value("v")) == [1.0] * 3
+
+
 def swarm(exchanges, private, vanish=None):
     """Eight peers, one round of averaging; returns (gossipers, true mean)."""
     common, true = shared(NAMES), masses(NAMES)

@@ -146,11 +146,22 @@ def test_passwords_never_show():
     assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize("url", ["", "broker", "http://h", "mqtt://", "mqtt://h:nan", "mqtt://h/p"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "broker", "http://h", "mqtt://", "mqtt://h:nan", "mqtt://h/p", "mqtt://[::1",
+        "mqtt://ann:1#secret@h", "ws://h/mqtt?token=secret",
+    ],
+)  # fmt: skip
 def test_bad_urls_are_refused(url):
     with pytest.raises(TransportError) as error:
         Address.parse(url)
     assert error.value.cause == "url"
+
+
+def test_a_bad_url_is_refused_whether_or_not_it_gets_a_user():
+    with pytest.raises(TransportError, match="Invalid IPv6 URL: mqtt://…@"):
+        with_user("mqtt://ann:secret@[::1", "bob")
 
 
 # --- fatal errors ------------------------------------------------------------------------------
@@ -367,6 +378,40 @@ def test_a_broker_that_refuses_us_for_a_while_is_waited_for(run, mosquitto, capl
 
     with caplog.at_level(logging.INFO):
         run(scenario())
+
+
+def test_a_subscription_during_a_reconnection_is_not_left_out(run):
+    """It comes while the broker has not answered yet that it knows the subscriptions of before."""
+    connections: list[asyncio.StreamWriter] = []
+    subscribed: list[str] = []
+    again, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def broker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        while first := await reader.read(1):
+            body = await reader.readexactly((await reader.readexactly(1))[0])
+            if first == b"\x10":  # CONNECT
+                writer.write(b"\x20\x02\x00\x00")
+            elif first == b"\x82":  # SUBSCRIBE to one topic
+                if len(connections) == 2:
+                    again.set()
+                    await may_answer.wait()
+                    subscribed.append(body[4:-1].decode())
+                writer.write(b"\x90\x03" + body[:2] + b"\x00")
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(broker, "127.0.0.1", 0)
+        url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, MqttTransport(url, "a", options=MqttOptions(first_delay=0.01)) as a:
+            await a.subscribe("x/first")
+            connections[0].close()
+            await again.wait()
+            await a.subscribe("x/second")
+            may_answer.set()
+            await until(lambda: subscribed == ["x/first", "x/second"], "both are subscribed")
+            connections[1].close()
+
+    run(scenario())
 
 
 # --- MQTT 5 --------------------------------------------------------------------------------------

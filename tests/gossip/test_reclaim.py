@@ -7,6 +7,7 @@ import pytest
 
 from gossamer.gossip import ONE, DictStore, Give, Gossiper, Message
 from gossamer.gossip.ledger import RECLAIMED_KEPT
+from gossamer.gossip.pushsum import MAX_WEIGHT
 
 HALF = ONE // 2
 
@@ -95,6 +96,17 @@ def test_a_goodbye_that_is_heard_again_is_believed_once():
         hear_goodbye(b, a)
     assert b.counters["given-up"] == 1
     assert total(a, b) == 2 * ONE
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_goodbye_takes_no_more_weight_than_its_transfer_brought(restarted):
+    a, b = swarm()
+    a.push("v", {"b": HALF}, 0.0)
+    deliver(a, b)
+    if restarted:
+        b = Gossiper.restore(b.snapshot(), DictStore({"v": np.ones(2)}))
+    b.peer_gone("a", a.session, [], [["b", "b-1", "v", 1, MAX_WEIGHT]])
+    assert b.weight("v") == b.account("v").held == ONE
 
 
 def test_what_was_passed_on_is_a_debt_that_the_next_mass_pays():

@@ -190,6 +190,24 @@ def test_a_gone_neighbour_is_not_waited_for() -> None:
     assert sum(p.account("v").held + p.account("v").open for p in lone.values()) == 2 * FINE
 
 
+def test_a_peer_with_too_little_weight_to_divide_does_not_hold_up_the_others() -> None:
+    """As when a goodbye has taken weight away that was passed on before."""
+    gossipers = {
+        name: Gossiper(name, f"s{name}", DictStore({"v": np.zeros(1)}), mode=RoundsMode(2))
+        for name in "ab"
+    }
+    gossipers["a"].inject("v", 1)
+    gossipers["b"].inject("v", ONE)
+    introduce(gossipers.values())
+    for gossiper in gossipers.values():
+        gossiper.mode.begin_round(gossiper, 0)
+    run(gossipers, MemoryNetwork())
+    assert all(gossiper.mode.finished(0) for gossiper in gossipers.values())
+    assert gossipers["a"].counters["starved"] == 1
+    assert gossipers["a"].weight("v") > 1
+    assert sum(gossiper.weight("v") for gossiper in gossipers.values()) == ONE + 1
+
+
 def test_mistakes_are_named() -> None:
     world = World(nx.cycle_graph(3), 2)
     world.round(0)

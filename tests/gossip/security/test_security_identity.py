@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -229,7 +230,8 @@ def test_invitation_files(tmp_path):
     [
         (lambda key: open_ticket(OWNER, SWARM, uses=0), "admits no peer"),
         (lambda key: invite(OWNER, SWARM, "anna", key, models=[]), "1 to 256 models, not 0"),
-        (lambda key: invite(OWNER, SWARM, "anna", key, days=0), "more than 0 days, not 0"),
+        (lambda key: invite(OWNER, SWARM, "anna", key, days=0), "days above 0, not 0"),
+        (lambda key: invite(OWNER, SWARM, "anna", key, days=math.inf), "days above 0, not inf"),
     ],
 )
 def test_senseless_invitations_are_not_written(make, message):
