@@ -150,6 +150,10 @@ class Drift:
         self._last_pushed[model] = np.array(value)
         return False
 
+    def forget(self, model: str) -> None:
+        """Skip no push of a model until it was pushed again: a push has failed, or the model has ended."""
+        self._last_pushed.pop(model, None)
+
 
 class PacedMode(Mode):
     """Asynchronous gossip: each request is one push of every model to a few random neighbours.
@@ -196,9 +200,10 @@ class PacedMode(Mode):
 
     def update_models(self, models: Collection[str]) -> None:
         """Forget the pushes of models that are no longer there."""
-        for counts in (self._waiting_pushes, self._steps):
-            for model in counts.keys() - {*models}:
-                del counts[model]
+        for model in (self._waiting_pushes.keys() | self._steps.keys()) - {*models}:
+            del self._waiting_pushes[model], self._steps[model]
+            if self._drift is not None:
+                self._drift.forget(model)
 
     def request(self, *, ignore_drift: bool = False) -> None:
         """Request one more push of every model.
@@ -224,6 +229,7 @@ class PacedMode(Mode):
             self._waiting_pushes[model] = min(waiting, MAX_WAITING)
             while self._waiting_pushes[model] and self._push(gossiper, model, now):
                 self._waiting_pushes[model] -= 1
+                self._steps[model] += 1
         self._requests = 0
         for model, peer in sorted(self._welcomes):
             if model not in gossiper.models:  # the model has ended
@@ -235,11 +241,11 @@ class PacedMode(Mode):
             # other neighbour would never get more weight.
             if min(share, weight - share) < 1:
                 continue
-            if peer not in gossiper.reachable_neighbours(model):
-                self._welcomes.discard((model, peer))
-            elif peer in gossiper.free_neighbours(model):
-                self._welcomes.discard((model, peer))
-                gossiper.push(model, {peer: share}, now)
+            if peer in gossiper.reachable_neighbours(model):
+                is_free = peer in gossiper.free_neighbours(model)
+                if not (is_free and gossiper.push(model, {peer: share}, now)):
+                    continue
+            self._welcomes.discard((model, peer))
 
     def _push(self, gossiper: Gossiper, model: str, now: float) -> bool:
         """Make one push, or skip it; return False if it must wait."""
@@ -248,8 +254,7 @@ class PacedMode(Mode):
             allowed = self._neighbours_by_step[self._steps[model] % len(self._neighbours_by_step)]
             free = [peer for peer in free if peer in allowed]
             if not free and not allowed.intersection(gossiper.reachable_neighbours(model)):
-                self._steps[model] += 1  # none of the step's neighbours can be reached: skip it
-                return True
+                return True  # none of the step's neighbours can be reached: skip it
         if not free:
             return False
         chosen = gossiper.rng.permutation(len(free))[: self.fanout]
@@ -260,10 +265,12 @@ class PacedMode(Mode):
             share = portion(weight, self.fraction) // len(chosen)
         if min(share, weight - share * len(chosen)) < MIN_WEIGHT:
             return False
-        self._steps[model] += 1
         if self._drift and self._drift.skips(model, gossiper.value(model), len(chosen)):
             return True
-        return gossiper.push(model, {free[index]: share for index in chosen}, now)
+        is_sent = gossiper.push(model, {free[index]: share for index in chosen}, now)
+        if self._drift and not is_sent:
+            self._drift.forget(model)
+        return is_sent
 
 
 # --- rounds in lockstep --------------------------------------------------------------------------

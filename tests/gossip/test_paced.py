@@ -106,6 +106,22 @@ def test_a_newcomer_is_welcomed_with_whatever_weight_is_left():
     assert (give.receiver, give.weight) == ("b", MIN_WEIGHT // 2)
 
 
+def test_neither_a_welcome_nor_the_schedule_is_lost_when_a_push_fails():
+    store = DictStore({"v": np.full(2, np.nan)})
+    mode = PacedMode(neighbours_by_step=[["b"], ["c"]])
+    gossiper = Gossiper("a", "sa", store, mode=mode)
+    gossiper.inject("v", ONE)
+    for other in "bcd":
+        gossiper.peer_online(other, f"s{other}", ["v"])
+    mode.welcome("v", "d")
+    mode.request()
+    gossiper.tick(0.0)
+    assert not gossiper.poll()
+    store.write("v", np.ones(2))
+    gossiper.tick(1.0)
+    assert [give.receiver for give in gossiper.poll()] == ["b", "d"]
+
+
 def test_a_share_that_would_fall_below_the_floor_is_kept():
     mode = PacedMode(fraction=0.5)
     gossiper = Gossiper("a", "a-1", DictStore({"v": np.ones(2)}), mode=mode)
