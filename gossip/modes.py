@@ -247,6 +247,19 @@ class PacedMode(Mode):
                     continue
             self._welcomes.discard((model, peer))
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return the pushes that wait, and the position in the schedule, of every model.
+
+        Newcomers are left out, because they are announced again after a restart, and so are the last pushed
+        values: a restart pushes every model once.
+        """
+        return {"waiting": dict(self._waiting_pushes), "positions": dict(self._steps)}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Restore the state of a snapshot."""
+        self._waiting_pushes = Counter(data.get("waiting"))
+        self._steps = Counter(data.get("positions"))
+
     def _push(self, gossiper: Gossiper, model: str, now: float) -> bool:
         """Make one push, or skip it; return False if it must wait."""
         free = gossiper.free_neighbours(model)
