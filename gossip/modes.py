@@ -339,11 +339,19 @@ class RoundsMode(Mode):
         self._shares = shares
         self._robust, self.weightless = robust, robust is not None
         self._progress: dict[str, _Progress] = {}
+        self._last_round = -1
+        """The last round that has begun."""
 
     def begin_round(self, gossiper: Gossiper, number: int) -> None:
         """Start a round for all models; each must have weight, and its last round must be finished."""
+        for option, entries in (("sources", self._sources), ("shares", self._shares)):
+            if entries is not None and (missing := set(gossiper.models) - entries.keys()):
+                raise ValueError(
+                    f"rounds mode: {option} has no entry for {sorted(missing)}; give every partial model one"
+                )
+        begun = {}
         for model in gossiper.models:
-            progress = self._progress.setdefault(model, _Progress())
+            progress = self._progress.get(model, _Progress())
             if not progress.idle or number <= progress.round:
                 raise ValueError(
                     f"round {number} of {model!r} cannot begin: round {progress.round} is "
@@ -355,20 +363,20 @@ class RoundsMode(Mode):
                     f"neighbours would wait in vain; inject some first"
                 )
             neighbours = gossiper.neighbours(model)
-            sources = neighbours if self._sources is None else self._sources.get(model, ())
-            self._progress[model] = _Progress(round=number, idle=False, sources=set(sources))
+            sources = neighbours if self._sources is None else self._sources[model]
+            begun[model] = _Progress(round=number, idle=False, sources=set(sources))
+        self._progress, self._last_round = begun, number
 
     def update_models(self, models: Collection[str]) -> None:
         """Forget the rounds of models that are no longer there; new ones take part from the next round on."""
-        last = max((progress.round for progress in self._progress.values()), default=-1)
         self._progress = {
-            model: self._progress.get(model, _Progress(round=last)) for model in models
+            model: self._progress.get(model, _Progress(round=self._last_round)) for model in models
         }
 
     def finished(self, number: int) -> bool:
         """Return whether this round is over for every model."""
-        return bool(self._progress) and all(
-            p.round > number or (p.round == number and p.idle) for p in self._progress.values()
+        return self._last_round >= number and all(
+            p.round > number or p.idle for p in self._progress.values()
         )
 
     def admit(self, give: Give) -> bool:
@@ -436,6 +444,7 @@ class RoundsMode(Mode):
             self._progress[model] = _Progress(
                 number, exchange, pushed, idle, set(sources), set(missing)
             )
+            self._last_round = max(self._last_round, number)
 
     def _advance(self, gossiper: Gossiper, model: str, progress: _Progress, now: float) -> bool:
         """Push, or end an exchange that is complete; return whether either was possible."""
@@ -471,11 +480,13 @@ class RoundsMode(Mode):
         else:
             column = self._shares[model]
             shares = {peer: portion(weight, column[peer]) for peer in neighbours if peer in column}
+        if starved := [peer for peer, share in shares.items() if share < 1]:
+            # Too little weight to divide. Whoever waits for it would not push either, and all would stall.
+            gossiper.counters["starved"] += 1
+            gossiper.skip(model, starved, now, tag)
+            shares = {peer: share for peer, share in shares.items() if share >= 1}
         if not shares:
             return True
-        if min(shares.values()) < 1:  # too little weight to divide
-            gossiper.counters["starved"] += 1
-            return False
         return gossiper.push(model, shares, now, tag) or gossiper.skip(model, shares, now, tag)
 
 
