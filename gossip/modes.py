@@ -651,8 +651,10 @@ class ServerMode(Mode):
             return
         number, exchange = give.tag
         if exchange == GATHER and give.model in self._server_rounds:
-            weights = self._server_rounds[give.model].weights
-            weights[give.sender] = weights.get(give.sender, 0) + weight
+            server = self._server_rounds[give.model]
+            # A client that sends nothing in one round may send its mass in the next: then wait for it.
+            if weight or number >= server.round:
+                server.weights[give.sender] = server.weights.get(give.sender, 0) + weight
         elif exchange == RETURN and give.model in self._client_rounds:
             client = self._client_rounds[give.model]
             # A mean of an earlier round, from a server that has died since, does not end this one.
@@ -710,6 +712,7 @@ class ServerMode(Mode):
         if self._robust is not None:
             self._robust.restore(data["collected"])
         self._gone = set(data.get("gone", ()))
+        self.update_models([*data["clients"], *data["own"]])
         for model, (number, done, sent) in data["clients"].items():
             server = self._client_rounds[model].server
             self._client_rounds[model] = _ClientRound(server, number, done, sent)
@@ -727,17 +730,15 @@ class ServerMode(Mode):
     def _step_client(
         self, gossiper: Gossiper, model: str, client: _ClientRound, now: float
     ) -> None:
-        weight = gossiper.weight(model)
         if client.sent:
             return
-        if weight == 0:
-            gossiper.counters["nothing-to-give"] += 1
-            client.done = client.round  # without weight it takes no part in the round
-        elif client.server in gossiper.free_neighbours(model, online_only=False):
-            tag = (client.round, GATHER)
-            pushed = self._send(gossiper, model, {client.server: weight}, now, tag)
-            # If the value cannot be sent, tell the server to average without it.
-            client.sent = pushed or gossiper.skip(model, [client.server], now, tag)
+        if client.server in gossiper.free_neighbours(model, online_only=False):
+            tag, weight = (client.round, GATHER), gossiper.weight(model)
+            gossiper.counters["nothing-to-give"] += weight == 0
+            # Without weight, or if the value cannot be sent, tell the server to average without it.
+            client.sent = (
+                weight > 0 and self._send(gossiper, model, {client.server: weight}, now, tag)
+            ) or gossiper.skip(model, [client.server], now, tag)
         elif client.server in self._gone.difference(gossiper.neighbours(model)):
             client.done = client.round  # the server left while we trained: continue without a mean
 
@@ -755,14 +756,17 @@ class ServerMode(Mode):
             shares = {peer: server.weights[peer] for peer in free if peer in server.weights}
             tag = (server.round, RETURN)
             # Without a robust mean, the mass that this peer holds is the mean.
-            if shares and self._robust is not None:
+            if self._robust is not None:
                 self._robust.combine(gossiper, model)
             if shares and self._send(gossiper, model, shares, now, tag):
                 for peer in shares:
                     del server.weights[peer]
             elif shares and len(shares) == len(server.weights):
                 # The mean cannot be sent: the server keeps the clients' weights for the next round's mean.
+                # Clients of a robust mean have kept theirs, and send their values again.
                 gossiper.skip(model, shares, now, tag)
+                if self._robust is not None:
+                    server.weights.clear()
                 server.end()
             if not server.weights:
                 server.end()
