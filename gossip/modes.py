@@ -154,6 +154,10 @@ class Drift:
         """Forget the values of models that are no longer there."""
         self._last_pushed = {m: value for m, value in self._last_pushed.items() if m in models}
 
+    def forget(self, model: str) -> None:
+        """Skip no push of a model until it was pushed again: a push has failed."""
+        self._last_pushed.pop(model, None)
+
 
 class PacedMode(Mode):
     """Asynchronous gossip: each request is one push of every model to a few random neighbours.
@@ -230,6 +234,7 @@ class PacedMode(Mode):
             self._waiting_pushes[model] = min(waiting, MAX_WAITING)
             while self._waiting_pushes[model] and self._push(gossiper, model, now):
                 self._waiting_pushes[model] -= 1
+                self._steps[model] += 1
         self._requests = 0
         for model, peer in sorted(self._welcomes):
             if model not in gossiper.models:  # the model has ended
@@ -241,11 +246,24 @@ class PacedMode(Mode):
             # other neighbour would never get more weight.
             if min(share, weight - share) < 1:
                 continue
-            if peer not in gossiper.reachable_neighbours(model):
-                self._welcomes.discard((model, peer))
-            elif peer in gossiper.free_neighbours(model):
-                self._welcomes.discard((model, peer))
-                gossiper.push(model, {peer: share}, now)
+            if peer in gossiper.reachable_neighbours(model):
+                is_free = peer in gossiper.free_neighbours(model)
+                if not (is_free and gossiper.push(model, {peer: share}, now)):
+                    continue
+            self._welcomes.discard((model, peer))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the pushes that wait, and the position in the schedule, of every model.
+
+        Newcomers are left out, because they are announced again after a restart, and so are the last pushed
+        values: a restart pushes every model once.
+        """
+        return {"waiting": dict(self._waiting_pushes), "positions": dict(self._steps)}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        """Restore the state of a snapshot."""
+        self._waiting_pushes = Counter(data.get("waiting"))
+        self._steps = Counter(data.get("positions"))
 
     def _push(self, gossiper: Gossiper, model: str, now: float) -> bool:
         """Make one push, or skip it; return False if it must wait."""
@@ -254,8 +272,7 @@ class PacedMode(Mode):
             allowed = self._neighbours_by_step[self._steps[model] % len(self._neighbours_by_step)]
             free = [peer for peer in free if peer in allowed]
             if not free and not allowed.intersection(gossiper.reachable_neighbours(model)):
-                self._steps[model] += 1  # none of the step's neighbours can be reached: skip it
-                return True
+                return True  # none of the step's neighbours can be reached: skip it
         if not free:
             return False
         chosen = gossiper.rng.permutation(len(free))[: self.fanout]
@@ -266,10 +283,12 @@ class PacedMode(Mode):
             share = portion(weight, self.fraction) // len(chosen)
         if min(share, weight - share * len(chosen)) < MIN_WEIGHT:
             return False
-        self._steps[model] += 1
         if self._drift and self._drift.skips(model, gossiper.value(model), len(chosen)):
             return True
-        return gossiper.push(model, {free[index]: share for index in chosen}, now)
+        is_sent = gossiper.push(model, {free[index]: share for index in chosen}, now)
+        if self._drift and not is_sent:
+            self._drift.forget(model)
+        return is_sent
 
 
 # --- rounds in lockstep --------------------------------------------------------------------------
@@ -325,11 +344,19 @@ class RoundsMode(Mode):
         self._shares = shares
         self._robust, self.weightless = robust, robust is not None
         self._progress: dict[str, _Progress] = {}
+        self._last_round = -1
+        """The last round that has begun."""
 
     def begin_round(self, gossiper: Gossiper, number: int) -> None:
         """Start a round for all models; each must have weight, and its last round must be finished."""
+        for option, entries in (("sources", self._sources), ("shares", self._shares)):
+            if entries is not None and (missing := set(gossiper.models) - entries.keys()):
+                raise ValueError(
+                    f"rounds mode: {option} has no entry for {sorted(missing)}; give every partial model one"
+                )
+        begun = {}
         for model in gossiper.models:
-            progress = self._progress.setdefault(model, _Progress())
+            progress = self._progress.get(model, _Progress())
             if not progress.idle or number <= progress.round:
                 raise ValueError(
                     f"round {number} of {model!r} cannot begin: round {progress.round} is "
@@ -341,20 +368,20 @@ class RoundsMode(Mode):
                     f"neighbours would wait in vain; inject some first"
                 )
             neighbours = gossiper.neighbours(model)
-            sources = neighbours if self._sources is None else self._sources.get(model, ())
-            self._progress[model] = _Progress(round=number, idle=False, sources=set(sources))
+            sources = neighbours if self._sources is None else self._sources[model]
+            begun[model] = _Progress(round=number, idle=False, sources=set(sources))
+        self._progress, self._last_round = begun, number
 
     def update_models(self, models: Collection[str]) -> None:
         """Forget the rounds of models that are no longer there; new ones take part from the next round on."""
-        last = max((progress.round for progress in self._progress.values()), default=-1)
         self._progress = {
-            model: self._progress.get(model, _Progress(round=last)) for model in models
+            model: self._progress.get(model, _Progress(round=self._last_round)) for model in models
         }
 
     def finished(self, number: int) -> bool:
         """Return whether this round is over for every model."""
-        return bool(self._progress) and all(
-            p.round > number or (p.round == number and p.idle) for p in self._progress.values()
+        return self._last_round >= number and all(
+            p.round > number or p.idle for p in self._progress.values()
         )
 
     def admit(self, give: Give) -> bool:
@@ -422,6 +449,7 @@ class RoundsMode(Mode):
             self._progress[model] = _Progress(
                 number, exchange, pushed, idle, set(sources), set(missing)
             )
+            self._last_round = max(self._last_round, number)
 
     def _advance(self, gossiper: Gossiper, model: str, progress: _Progress, now: float) -> bool:
         """Push, or end an exchange that is complete; return whether either was possible."""
@@ -457,13 +485,13 @@ class RoundsMode(Mode):
         else:
             column = self._shares[model]
             shares = {peer: portion(weight, column[peer]) for peer in neighbours if peer in column}
+        if starved := [peer for peer, share in shares.items() if share < 1]:
+            # Too little weight to divide. Whoever waits for it would not push either, and all would stall.
+            gossiper.counters["starved"] += 1
+            gossiper.skip(model, starved, now, tag)
+            shares = {peer: share for peer, share in shares.items() if share >= 1}
         if not shares:
             return True
-        if min(shares.values()) < 1:
-            # Too little weight to divide, because a debt was paid. Neighbours must not wait for it: what they
-            # send can only be credited once this exchange is pushed.
-            gossiper.counters["starved"] += 1
-            return gossiper.skip(model, shares, now, tag)
         return gossiper.push(model, shares, now, tag) or gossiper.skip(model, shares, now, tag)
 
 
@@ -628,8 +656,10 @@ class ServerMode(Mode):
             return
         number, exchange = give.tag
         if exchange == GATHER and give.model in self._server_rounds:
-            weights = self._server_rounds[give.model].weights
-            weights[give.sender] = weights.get(give.sender, 0) + weight
+            server = self._server_rounds[give.model]
+            # A client that sends nothing in one round may send its mass in the next: then wait for it.
+            if weight or number >= server.round:
+                server.weights[give.sender] = server.weights.get(give.sender, 0) + weight
         elif exchange == RETURN and give.model in self._client_rounds:
             client = self._client_rounds[give.model]
             # A mean of an earlier round, from a server that has died since, does not end this one.
@@ -687,6 +717,7 @@ class ServerMode(Mode):
         if self._robust is not None:
             self._robust.restore(data["collected"])
         self._gone = set(data.get("gone", ()))
+        self.update_models([*data["clients"], *data["own"]])
         for model, (number, done, sent) in data["clients"].items():
             server = self._client_rounds[model].server
             self._client_rounds[model] = _ClientRound(server, number, done, sent)
@@ -704,17 +735,15 @@ class ServerMode(Mode):
     def _step_client(
         self, gossiper: Gossiper, model: str, client: _ClientRound, now: float
     ) -> None:
-        weight = gossiper.weight(model)
         if client.sent:
             return
-        if weight == 0:
-            gossiper.counters["nothing-to-give"] += 1
-            client.done = client.round  # without weight it takes no part in the round
-        elif client.server in gossiper.free_neighbours(model, online_only=False):
-            tag = (client.round, GATHER)
-            pushed = self._send(gossiper, model, {client.server: weight}, now, tag)
-            # If the value cannot be sent, tell the server to average without it.
-            client.sent = pushed or gossiper.skip(model, [client.server], now, tag)
+        if client.server in gossiper.free_neighbours(model, online_only=False):
+            tag, weight = (client.round, GATHER), gossiper.weight(model)
+            gossiper.counters["nothing-to-give"] += weight == 0
+            # Without weight, or if the value cannot be sent, tell the server to average without it.
+            client.sent = (
+                weight > 0 and self._send(gossiper, model, {client.server: weight}, now, tag)
+            ) or gossiper.skip(model, [client.server], now, tag)
         elif client.server in self._gone.difference(gossiper.neighbours(model)):
             client.done = client.round  # the server left while we trained: continue without a mean
 
@@ -732,14 +761,17 @@ class ServerMode(Mode):
             shares = {peer: server.weights[peer] for peer in free if peer in server.weights}
             tag = (server.round, RETURN)
             # Without a robust mean, the mass that this peer holds is the mean.
-            if shares and self._robust is not None:
+            if self._robust is not None:
                 self._robust.combine(gossiper, model)
             if shares and self._send(gossiper, model, shares, now, tag):
                 for peer in shares:
                     del server.weights[peer]
             elif shares and len(shares) == len(server.weights):
                 # The mean cannot be sent: the server keeps the clients' weights for the next round's mean.
+                # Clients of a robust mean have kept theirs, and send their values again.
                 gossiper.skip(model, shares, now, tag)
+                if self._robust is not None:
+                    server.weights.clear()
                 server.end()
             if not server.weights:
                 server.end()

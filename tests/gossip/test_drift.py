@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from gossamer.gossip import ONE, DictStore, Drift, Gossiper, PacedMode
+from gossamer.gossip import ONE, DictStore, Drift, Gossiper, PacedMode, as_sent
 from gossamer.gossip.compress import Traffic
 
 
@@ -77,3 +77,23 @@ def test_exempt_models_are_always_pushed():
     assert drift.skips("v", value, 1)
     for _ in range(3):
         assert not drift.skips("w", value, 1)
+
+
+def test_a_push_that_failed_is_made_when_it_can_be():
+    gossiper, mode, store, traffic = peer(0.05)
+    gossiper.lossy = lambda _model, value: as_sent(value, "float16")
+    store.write("v", np.full(100, 1e30))  # more than float16 can hold
+    assert pushed(gossiper, mode) == ["w", "w"]
+    assert pushed(gossiper, mode) == []
+    assert traffic["v"].skipped == 0
+    gossiper.lossy = None
+    assert pushed(gossiper, mode) == ["v", "v"]
+
+
+def test_a_model_that_returns_at_another_size_is_pushed():
+    gossiper, mode, store, _ = peer(0.05)
+    pushed(gossiper, mode)
+    mode.update_models(["w"])
+    mode.update_models(["v", "w"])
+    store.write("v", np.ones(7))
+    assert pushed(gossiper, mode) == ["v", "v"]

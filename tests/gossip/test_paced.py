@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -104,6 +106,54 @@ def test_a_newcomer_is_welcomed_with_whatever_weight_is_left():
     gossiper.tick(1.0)
     (give,) = gossiper.poll()
     assert (give.receiver, give.weight) == ("b", MIN_WEIGHT // 2)
+
+
+def restored(snapshot: dict[str, Any]) -> Gossiper:
+    mode = PacedMode(neighbours_by_step=[["b"], ["c"]])
+    gossiper = Gossiper.restore(snapshot, DictStore({"v": np.ones(2)}), mode=mode)
+    for other in "bc":
+        gossiper.peer_online(other, f"s{other}", ["v"])
+    return gossiper
+
+
+def test_a_restart_continues_the_schedule_and_makes_the_push_that_waits() -> None:
+    swarm = peers({"a": [["b"], ["c"]]}, {"a": 0.0, "b": 1.0, "c": 2.0})
+    a, c = swarm["a"], swarm["c"]
+    push_all(swarm, 0.0)
+    a.push("v", {"c": ONE // 4}, 1.0)
+    a.mode.request()
+    a.tick(1.0)  # the push to c waits, because a transfer to it is open
+    again = restored(a.snapshot())
+    for give in a.poll():
+        c.handle(give, 1.0)
+    for answer in c.poll():
+        again.handle(answer, 1.0)
+    again.tick(2.0)
+    assert [give.receiver for give in again.poll()] == ["c"]
+
+
+def test_a_snapshot_without_the_state_of_the_mode_is_read() -> None:
+    snapshot = peers({}, {"a": 0.0, "b": 1.0, "c": 2.0})["a"].snapshot()
+    a = restored({**snapshot, "mode": {}})
+    a.mode.request()
+    a.tick(0.0)
+    assert [give.receiver for give in a.poll()] == ["b"]
+
+
+def test_neither_a_welcome_nor_the_schedule_is_lost_when_a_push_fails():
+    store = DictStore({"v": np.full(2, np.nan)})
+    mode = PacedMode(neighbours_by_step=[["b"], ["c"]])
+    gossiper = Gossiper("a", "sa", store, mode=mode)
+    gossiper.inject("v", ONE)
+    for other in "bcd":
+        gossiper.peer_online(other, f"s{other}", ["v"])
+    mode.welcome("v", "d")
+    mode.request()
+    gossiper.tick(0.0)
+    assert not gossiper.poll()
+    store.write("v", np.ones(2))
+    gossiper.tick(1.0)
+    assert [give.receiver for give in gossiper.poll()] == ["b", "d"]
 
 
 def test_a_share_that_would_fall_below_the_floor_is_kept():

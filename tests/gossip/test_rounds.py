@@ -239,3 +239,48 @@ def test_a_refused_transfer_does_not_hold_up_its_round(delay: tuple[float, float
     mean = world.start[:3].mean(axis=0)
     near = np.array([world.peers[f"{n}"].value("v") for n in range(3)])
     assert np.abs(near - mean).max() < np.abs(world.start[:3] - mean).max()
+
+
+def test_a_peer_with_too_little_weight_to_divide_does_not_stall_its_neighbours() -> None:
+    """Peer 0 gives away all that it has in the first exchange and gets nothing back."""
+    world = World(nx.DiGraph([(0, 1), (1, 2), (2, 1)]), 3)
+    for name, sources, shares in (
+        ("0", [], {"1": 1.0}),
+        ("1", ["0", "2"], {"2": 0.5}),
+        ("2", ["1"], {"1": 0.5}),
+    ):
+        mode = RoundsMode(3, sources={"v": sources}, shares={"v": shares})
+        world.peers[name].mode = world.modes[name] = mode
+    world.round(0)
+    assert world.peers["0"].counters["starved"] == 2
+    assert world.peers["0"].weight("v") == 0
+    assert sum(peer.account("v").held for peer in world.peers.values()) == 3 * FINE
+
+
+def test_a_round_that_cannot_begin_for_one_model_begins_for_none() -> None:
+    store = DictStore({"a": np.zeros(1), "b": np.zeros(1)})
+    mode = RoundsMode(1)
+    peer = Gossiper("x", "s", store, mode=mode)
+    peer.inject("a", ONE)
+    with pytest.raises(ValueError, match="holds no weight of 'b'"):
+        mode.begin_round(peer, 0)
+    peer.inject("b", ONE)
+    mode.begin_round(peer, 0)
+    peer.tick(0.0)
+    assert mode.finished(0)
+
+
+@pytest.mark.parametrize("option", ["sources", "shares"])
+def test_a_model_without_an_entry_is_named(option: str) -> None:
+    mode = RoundsMode(1, **{option: {"a": {}}})
+    peer = Gossiper("x", "s", DictStore({"a": np.zeros(1), "b": np.zeros(1)}), mode=mode)
+    with pytest.raises(ValueError, match=rf"{option} has no entry for \['b'\]"):
+        mode.begin_round(peer, 0)
+
+
+def test_a_round_of_a_peer_without_models_is_over_once_it_has_begun() -> None:
+    mode = RoundsMode(1)
+    peer = Gossiper("x", "s", DictStore({}), mode=mode)
+    assert not mode.finished(0)
+    mode.begin_round(peer, 0)
+    assert mode.finished(0)

@@ -17,7 +17,9 @@ from gossamer.gossip import (
     Gossiper,
     MemoryNetwork,
     RetryPolicy,
+    RobustMean,
     ServerMode,
+    as_sent,
     introduce,
     run,
 )
@@ -348,3 +350,78 @@ def test_a_client_that_refuses_the_mean_goes_on_and_gets_its_weight_back() -> No
     everyone = list(world.peers)
     assert world.peers["p3"].weight("a") == ONE * 4
     assert all(world.value(n, "a") == world.mean("a", everyone) for n in everyone)
+
+
+def test_a_client_without_weight_holds_up_no_round_and_takes_part_again_with_weight() -> None:
+    world = World()
+    client = world.peers["p3"]
+    client.push("a", {"p2": client.weight("a")}, 0.0)
+    world.now = run(world.peers, world.network, start=world.now, seconds=1)
+    total = sum(world.samples[n] * world.start[n]["a"] for n in world.peers)
+    world.begin(0)
+    assert world.run(0, seconds=10)  # nobody closes the round by hand
+    assert client.counters["nothing-to-give"] == 1
+    client.inject("a", ONE)
+    client.set_value("a", np.array([Fraction(100)], dtype=object))
+    world.begin(1)
+    assert world.run(1, seconds=10)
+    assert all(world.value(n, "a") == (total + 100) / Fraction(11) for n in world.peers)
+
+
+def test_a_model_that_began_later_is_restored() -> None:
+    def mode() -> ServerMode:
+        return ServerMode("x", {"old": "y"}, lambda _: "y")
+
+    former, again = mode(), mode()
+    former.update_models(["new"])
+    again.restore(former.snapshot())
+    assert again.snapshot() == former.snapshot()
+
+
+class RobustWorld(World):
+    """One model, averaged by p0 as the median of all values."""
+
+    def __init__(self, clients: int) -> None:
+        self.network = MemoryNetwork(3, FaultPlan())
+        self.peers, self.modes, self.now = {}, {}, 0.0
+        for index in range(1 + clients):
+            name = f"p{index}"
+            mode = ServerMode(name, {"v": "p0"}, robust=RobustMean("median"))
+            store = DictStore({"v": np.array([float(index)])})
+            peer = Gossiper(name, f"s{name}", store, mode=mode)
+            peer.inject("v", ONE)
+            self.peers[name], self.modes[name] = peer, mode
+        introduce(self.peers.values())
+
+
+def test_after_a_robust_mean_that_cannot_be_sent_the_next_round_waits_for_new_values() -> None:
+    world = RobustWorld(2)
+    world.peers["p0"].set_value("v", np.array([1e30]))
+    world.peers["p0"].lossy = lambda _model, value: as_sent(value, "float16")
+    for peer in ("p1", "p2"):
+        world.peers[peer].set_value("v", np.array([1e30]))
+    world.begin(0)
+    assert world.run(0, seconds=10)
+    for peer, value in zip(world.peers.values(), (0.0, 5.0, 6.0), strict=True):
+        peer.set_value("v", np.array([value]))
+    world.begin(1)
+    assert world.run(1, seconds=10)
+    assert [peer.value("v")[0] for peer in world.peers.values()] == [5.0, 5.0, 5.0]
+
+
+def test_values_of_clients_that_are_gone_count_in_their_own_round_only() -> None:
+    world = RobustWorld(2)
+    server = world.peers["p0"]
+    world.begin(0, ["p0", "p1"])
+    world.run(0, seconds=1)
+    server.peer_gone("p1", "sp1")
+    server.peer_gone("p2", "sp2")
+    server.tick(world.now)
+    assert world.modes["p0"].finished(0)
+    assert server.value("v")[0] == 0.5
+    server.peer_online("p2", "sp2 again", ["v"])
+    world.modes["p0"].begin_round(server, 1)
+    give = Give("v", "p2", "sp2 again", 1, "p0", "sp0", 0, np.array([2.5]), (1, 0))
+    server.handle(give, world.now)
+    server.tick(world.now)
+    assert server.value("v")[0] == 1.5
