@@ -143,9 +143,14 @@ def run_live(
             part = HostPart(config, spec.swarm, spec.broker, peers)
             spec = replace(spec, peers=[peer_specs[index] for index in peers])
             part.announce()
-        on_planned()
-        if config.sharing == "auto":
-            _warn_what_stays_shared(layout)
+        try:
+            on_planned()
+            if config.sharing == "auto":
+                _warn_what_stays_shared(layout)
+        except BaseException:
+            if part is not None:
+                part.withdraw()
+            raise
         return _run_planned(layout, spec, part, quiet=quiet, watch=watch)
 
 
