@@ -256,9 +256,9 @@ async def report_alive(environment: Mapping[str, str] = os.environ) -> None:
         notify.setblocking(False)
         message = b"READY=1"
         while True:
-            with suppress(OSError):  # systemd is busy; it may get the next message
+            with suppress(OSError):  # systemd is busy: it gets the message later
                 notify.sendto(message, address)
-            if not interval:
-                return
-            message = b"WATCHDOG=1"
-            await asyncio.sleep(interval)
+                if not interval:
+                    return
+                message = b"WATCHDOG=1"
+            await asyncio.sleep(interval or 1.0)

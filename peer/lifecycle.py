@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -396,8 +397,14 @@ class Peer:
         """Connect, subscribe, and run the session's states; on an error, abort the connection."""
         connected = False
         try:
-            async with link.transport as transport:
-                connected = True
+            async with AsyncExitStack() as stack:
+                connecting = asyncio.ensure_future(stack.enter_async_context(link.transport))
+                if not await self._done_before_leaving(connecting, link, starts=True):
+                    self._lifecycle.fire(Event.ASKED_TO_LEAVE)
+                    if link.engine.ending is not None:
+                        raise self._not_delivered(self._leave_reason)
+                    return await self._report_without_goodbye(link)
+                transport, connected = connecting.result(), True
                 try:
                     presence = link.presence_patterns(("card", "status", "death"))
                     inboxes = topics.inboxes(self.settings.swarm, self.name)
@@ -439,11 +446,14 @@ class Peer:
         if lifecycle.state is State.ABORTED:
             if failure is not None:
                 raise failure
-            # Asked to leave before the session was announced.
-            engine_report = await link.worker.run(link.engine.report)
-            loop_report = self._loop_report(link)
-            return Report(**engine_report, **loop_report, ended="left", reason=self._leave_reason)
+            return await self._report_without_goodbye(link)
         return await self._end(link, failure)
+
+    async def _report_without_goodbye(self, link: Link) -> Report:
+        """Return the report of a peer that was asked to leave before its session was announced."""
+        engine_report = await link.worker.run(link.engine.report)
+        loop_report = self._loop_report(link)
+        return Report(**engine_report, **loop_report, ended="left", reason=self._leave_reason)
 
     async def _run_tasks(self, link: Link) -> None:
         """Run background tasks and the handlers of states, until the state is LEAVING or final."""
@@ -504,11 +514,22 @@ class Peer:
         if state is State.HANDING_OVER:
             return await self._hand_over(link)
         work = asyncio.ensure_future(handlers[state](link))
+        # If it still claims its name: then it can say goodbye, and peers that expect it do not wait.
+        if await self._done_before_leaving(work, link, starts=state is State.CLAIMING):
+            return work.result()
+        return Event.ASKED_TO_LEAVE
+
+    async def _done_before_leaving(
+        self, work: asyncio.Future[Any], link: Link, *, starts: bool
+    ) -> bool:
+        """Wait until `work` is done; cancel it and return False if the peer is asked to leave before.
+
+        starts: whether it then gets some seconds more, because the peer cannot say goodbye yet.
+        """
         leave_request = asyncio.ensure_future(self._leave.wait())
         try:
             await asyncio.wait((work, leave_request), return_when=asyncio.FIRST_COMPLETED)
-            if state is State.CLAIMING:
-                # Time to claim its name: then it can publish a goodbye, and peers that expect it do not wait.
+            if starts:
                 await asyncio.wait((work,), timeout=link.engine.limits.name_grace)
         finally:
             leave_request.cancel()
@@ -516,9 +537,9 @@ class Peer:
                 link.announce_leaving()  # at once: a round in training delays leaving
             await end_task(work)
         if not work.cancelled():
-            return work.result()
+            return True
         _log.info("peer %s is about to leave: %s", self.name, self._leave_reason)
-        return Event.ASKED_TO_LEAVE
+        return False
 
     # --- handlers of states ---------------------------------------------------------------------
 

@@ -755,10 +755,9 @@ class Link:
                     self._queue(topics.parse(topic), payload)
                 else:
                     self._check_own_topic(topic, bytes(payload))
-                    self._apply_presence(
-                        self.security.receive(topic, bytes(payload)), retained=retained
-                    )
-                    self._keep_missed_goodbye(topic, bytes(payload))
+                    verified = self.security.receive(topic, bytes(payload))
+                    self._apply_presence(verified, retained=retained)
+                    self._keep_missed_goodbye(topic, bytes(payload), verified)
             except topics.TopicError:
                 self.dropped["topic"] += 1
                 continue
@@ -842,8 +841,16 @@ class Link:
             self.engine.journal.add("refused", text, peer=peer, log=False)
         self._noted_mismatches = found
 
-    def _keep_missed_goodbye(self, topic: str, payload: bytes) -> None:
-        """Put a goodbye on our card if a peer that it concerns is offline: a restarted broker may lose it."""
+    def _keep_missed_goodbye(
+        self, topic: str, payload: bytes, verified: list[SecurityEvent]
+    ) -> None:
+        """Put a goodbye on our card if a peer that it concerns is offline: a restarted broker may lose it.
+
+        payload: as it was published. verified: what the security layer has read from it.
+        """
+        statuses = [read_status(each.body) for each in verified if each.kind == "status"]
+        if not any(status is not None and status.state == "left" for status in statuses):
+            return
         leaver = topics.parse(topic)
         if leaver.kind != "status" or not self.roster.goodbye_was_missed(leaver.peer):
             return

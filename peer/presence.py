@@ -532,7 +532,7 @@ class Roster:
         """
         events: list[Event] = []
         for peer, entry in self._entries.items():
-            since = entry.unconfirmed_since
+            since = entry.unconfirmed_since if connected else None
             if since is not None and now - since > RETURN_GRACE and entry.status is not None:
                 _log.warning("peer %s is offline: it did not reconnect after the broker did", peer)
                 entry.status = replace(entry.status, state="offline")
@@ -546,6 +546,10 @@ class Roster:
                 since = max(entry.last_status, self._connected_since)
             # While nothing at all is delivered, our own connection may be dead without our noticing.
             until = min(now, self._last_message)
+            # An offline peer may have come back while we were away: let its status arrive first.
+            grace = min(RETURN_GRACE, LEASE_MARGIN * lease)
+            if entry.offline_since is not None and until - self._connected_since <= grace:
+                continue
             if since is not None and session is not None and until - since > LEASE_MARGIN * lease:
                 _log.warning(
                     "peer %s is given up: no status for %.0f s, its lease is %g s",

@@ -126,6 +126,8 @@ class _RecordSchema(BaseModel, strict=True):
     """The loss in the peer's last test."""
     metrics: dict[_Name, float] = {}
     """The named metrics of the peer's last test."""
+    members: dict[_Name, Annotated[list[_Counter], Field(min_length=2, max_length=2)]] = {}
+    """By shared partial model, how many members count and how many there are."""
     training_loss: float = nan
     alone_accuracy: float = nan
     """The accuracy of the peer's lone twin in the last test."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -161,7 +161,10 @@ class LocalSwarm:
             if attempt == self.spec.restarts:
                 break
             self._on_event(f"peer {names} {reason}; it is restarted from its checkpoint")
-            await asyncio.sleep(self._restart_pause * 2**attempt)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._restart_pause * 2**attempt):
+                    await self._stopping.wait()
+                    return
         reason = f"crashed {self.spec.restarts + 1} times"
         await self._declare_dead(peers, reason)
         self._fail(PeerError(f"peer {names} {reason}; see {folder}/host-{index}.log"))
@@ -256,7 +259,7 @@ class LocalSwarm:
             _close_stdin(process)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _write_errors(path: Path) -> Iterator[None]:
     """Turn an OSError into a PeerError that names the file that could not be written."""
     try:

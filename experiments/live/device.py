@@ -121,7 +121,11 @@ def change_bans(path: Path, name: str, *, lift: bool = False) -> list[str]:
     line = f"banned = {json.dumps(banned)}\n"  # also a list of TOML
     # A key of the file itself must come before the first table.
     changed = _BANNED_LINE.sub(line, text, count=1) if _BANNED_LINE.search(text) else line + text
-    if tomllib.loads(changed).get("banned") != banned:
+    try:
+        is_changed = tomllib.loads(changed).get("banned") == banned
+    except tomllib.TOMLDecodeError:  # the key is written in a form that is not found
+        is_changed = False
+    if not is_changed:
         raise ConfigError(
             f"{path}: its key 'banned' cannot be changed; write it by hand: {line.strip()}"
         )

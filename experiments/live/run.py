@@ -143,9 +143,14 @@ def run_live(
             part = HostPart(config, spec.swarm, spec.broker, peers)
             spec = replace(spec, peers=[peer_specs[index] for index in peers])
             part.announce()
-        on_planned()
-        if config.sharing == "auto":
-            _warn_what_stays_shared(layout)
+        try:
+            on_planned()
+            if config.sharing == "auto":
+                _warn_what_stays_shared(layout)
+        except BaseException:
+            if part is not None:
+                part.withdraw()
+            raise
         return _run_planned(layout, spec, part, quiet=quiet, watch=watch)
 
 
@@ -327,7 +332,7 @@ def _averaged_members(record: Record) -> str:
 
     "all" if every member's weight counts in every model, else for example "global 3 of 4".
     """
-    if not isinstance(record.get("members"), dict):
+    if "members" not in record:
         return ""
     incomplete = [
         f"{model} {counting} of {members}"
@@ -339,9 +344,8 @@ def _averaged_members(record: Record) -> str:
 
 def _member_counts(record: Record) -> dict[str, tuple[int, int]]:
     """Return, by partial model, how many members' weights count, and how many members there are."""
-    members = record.get("members")
-    pairs = members.items() if isinstance(members, dict) else ()
-    return {model: (pair[0], pair[1]) for model, pair in pairs if isinstance(pair, list)}
+    pairs = record.get("members", {})
+    return {model: (counting, members) for model, (counting, members) in pairs.items()}
 
 
 def collect(

@@ -212,7 +212,8 @@ class Broker:
     def reload(self) -> None:
         """Let the running broker read the users and permissions in `settings.rules` again.
 
-        Connections stay. Has no effect on a broker that is not running, or has no rules.
+        Connections stay. Has no effect on a broker that is not running, or has no rules. BrokerError if the
+        files cannot be read; the broker keeps its users.
         """
         if self._process is None or self._folder is None or self.settings.rules is None:
             return
@@ -289,18 +290,22 @@ def serve(
     connections. Call `serve` from the main thread. Returns 1 if the broker exits by itself. If the rules'
     files change, the broker reads them again.
     """
+    rules = None if settings is None else settings.rules
+    written = None if rules is None else _time_of_change(rules.nats_config)
     with stop_event() as stop, Broker(settings, kind=kind) as broker:
         lines = [f"{broker.kind}: {broker.reason}", *broker.public_urls]
         print(*lines, sep="\n", file=out or sys.stdout, flush=True)
         if ready is not None:
             ready(broker)
-        rules = broker.settings.rules
-        written = None if rules is None else rules.nats_config.stat().st_mtime_ns
         while not stop.wait(0.5):
             if rules is not None and (now := _time_of_change(rules.nats_config)) != written:
                 written = now
-                broker.reload()
-                print("users and permissions were read again", file=out or sys.stdout, flush=True)
+                try:
+                    broker.reload()
+                    text = "users and permissions were read again"
+                except BrokerError as error:  # as while they are copied: they change again
+                    text = f"users and permissions stay as they are: {error}"
+                print(text, file=out or sys.stdout, flush=True)
             if broker.has_died():
                 print(f"{broker.kind} died:\n{broker.log()[-2000:]}", file=sys.stderr)
                 return 1

@@ -500,7 +500,11 @@ def refresh_nats_users(folder: Path, rules: RuleFiles) -> None:
 
 def _nats_users(rules: RuleFiles) -> list[dict[str, Any]]:
     """Return the users in a file of rules, also in one that was written with empty lists for "nothing"."""
-    users = json.loads(rules.nats_config.read_text("utf-8"))["authorization"]["users"]
+    try:
+        users = json.loads(rules.nats_config.read_text("utf-8"))["authorization"]["users"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or "it is incomplete or damaged"
+        raise BrokerError(f"{rules.nats_config}: cannot be read: {reason}") from None
     for user in users:
         permitted = user.get("permissions", {})
         permitted.update(

@@ -42,3 +42,9 @@ def test_mistakes_are_one_line(tmp_path):
     change_bans(file, "eve")
     with pytest.raises(GossamerError, match="eve is banned already"):
         change_bans(file, "eve")
+    quoted = '"banned" = ["eve"]\n' + DEVICE
+    file.write_text(quoted, "utf-8")
+    by_hand = r"""'banned' cannot be changed; write it by hand: banned = \["eve", "mallory"\]"""
+    with pytest.raises(GossamerError, match=by_hand):
+        change_bans(file, "mallory")
+    assert file.read_text("utf-8") == quoted

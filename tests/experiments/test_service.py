@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+from waiting import turns
 
 from gossamer.experiments.cli.app import app
 from gossamer.peer.exits import report_alive, unit_text
@@ -181,11 +182,12 @@ def test_a_unit_is_confined(tmp_path: Path, kind: str) -> None:
 
 def test_signs_of_life_come_at_half_the_watchdogs_time(tmp_path: Path, run) -> None:
     async def scenario() -> list[bytes]:
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
+        task = asyncio.create_task(report_alive(environment))
+        await turns(5)  # nobody takes the first message
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.bind(str(tmp_path / "notify"))
             manager.setblocking(False)
-            environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "20000"}
-            task = asyncio.create_task(report_alive(environment))
             loop = asyncio.get_running_loop()
             messages = [await loop.sock_recv(manager, 99) for _ in range(3)]
             task.cancel()

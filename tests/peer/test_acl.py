@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 from dataclasses import replace
+from io import StringIO
 
 import aiomqtt
 import pytest
@@ -23,6 +26,7 @@ from gossamer.peer import (
     BrokerSettings,
     find_mosquitto,
     find_nats,
+    serve,
     write_cluster,
     write_rules,
 )
@@ -58,6 +62,29 @@ def test_files_are_private_and_passwords_stay(tmp_path):
     again = write_rules(tmp_path, SWARM, [ANNA, BEN, carl], observers=["watch"])
     assert {user: again.secrets[user].read_text() for user in words} == words
     assert carl in again.acl.read_text()
+
+
+def test_users_that_are_being_copied_are_read_when_they_are_complete(tmp_path):
+    rules = write_rules(tmp_path, SWARM, [ANNA])
+    complete = rules.nats_config.read_text("utf-8")
+
+    class Screen(StringIO):
+        """Copies the rest once the broker has seen a part."""
+
+        def write(self, text: str) -> int:
+            if "users and permissions stay as they are" in text:
+                rules.nats_config.write_text(complete, "utf-8")
+            if "users and permissions were read again" in text:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().write(text)
+
+    def copy_a_part(broker: Broker) -> None:
+        rules.nats_config.write_text(complete[:99], "utf-8")
+        os.utime(rules.nats_config, (0.0, 0.0))
+
+    screen = Screen()
+    assert serve(BrokerSettings(rules=rules), kind="nats", out=screen, ready=copy_a_part) == 0
+    assert f"{rules.nats_config}: cannot be read: it is incomplete or damaged" in screen.getvalue()
 
 
 def test_wrong_names_are_refused(tmp_path):

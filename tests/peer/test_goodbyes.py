@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from peer_kit import Still, begin, make_learner, quick
+import asyncio
+from base64 import b64decode
 
-from gossamer.gossip import ONE
+import pytest
+from peer_kit import Still, begin, delivered, make_learner, quick
+from waiting import turns
+
+from gossamer.gossip import ONE, topics
 from gossamer.peer.engine import Engine
 from gossamer.peer.machine import load_checkpoint
-from gossamer.peer.presence import Online, SessionEnded
+from gossamer.peer.presence import Card, Online, SessionEnded, Status, read_card
 
 
 def test_a_goodbye_is_saved_in_the_turn_in_which_it_is_heard(tmp_path):
@@ -57,3 +62,34 @@ def test_goodbyes_that_are_kept_for_others_are_saved_too(tmp_path):
     engine.turn([], [], 1.0, 1 << 20)
     again = Engine("a", Still(make_learner("a"), 1.0), quick(), checkpoint=path)
     assert again.history.goodbyes == {"b": "a goodbye"}
+
+
+@pytest.mark.parametrize(
+    "later",
+    [b"", b"nonsense", Status("offline", "b1", reason="connection lost").encode()],
+    ids=["cleared", "nonsense", "late last will"],
+)
+def test_a_goodbye_that_is_kept_for_others_is_not_replaced_by_what_is_none(later):
+    engine = begin(Engine("a", make_learner("a"), quick()))
+    goodbye = Status("left", "b1", statement=[["c", "c1", "global", 3, "credited"]]).encode()
+    arrivals = [
+        (topics.card("nest", "b"), Card("b1", 0.0, 1, engine.schema_entries).encode()),
+        (topics.status("nest", "b"), Status("online", "b1").encode()),
+        (topics.card("nest", "c"), Card("c1", 0.0, 1, engine.schema_entries).encode()),
+        (topics.status("nest", "c"), Status("online", "c1").encode()),
+        (topics.status("nest", "c"), Status("offline", "c1").encode()),
+        (topics.status("nest", "b"), goodbye),
+        (topics.status("nest", "b"), later),
+    ]
+
+    async def scenario() -> list[bytes]:
+        link, published = await delivered(arrivals, joined=True, engine=engine)
+        keep_status = asyncio.create_task(link.keep_status())
+        await turns(10)
+        keep_status.cancel()
+        return [payload for topic, payload in published if topic == topics.card("nest", "a")]
+
+    (payload,) = asyncio.run(scenario())
+    card = read_card(payload)
+    assert card is not None
+    assert {peer: b64decode(text) for peer, text in card.goodbyes.items()} == {"b": goodbye}

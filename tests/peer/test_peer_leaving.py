@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 
 import numpy as np
 import pytest
-from peer_kit import Gate, Nest, Still, make_learner, quick
+from peer_kit import MEMORY, Gate, Nest, Still, make_learner, quick
 from waiting import turns, until
 
-from gossamer.gossip import ONE, DictStore, Gossiper, MemoryBroker, topics
+from gossamer.gossip import ONE, DictStore, Gossiper, MemoryBroker, MemoryTransport, topics
+from gossamer.peer.exits import GoodbyeNotDelivered
 from gossamer.peer.lifecycle import State
+from gossamer.peer.settings import Limits
 
 PAIR = ("a", "b")
 COMING = (State.CONNECTING, State.CLAIMING)
@@ -59,6 +62,45 @@ def test_with_the_broker_gone_a_peer_still_leaves(run, caplog, case):
     for name in PAIR:
         line = f"peer {name} left swarm nest: it was told to stop; the broker did not accept its goodbye"
         assert line in caplog.text
+
+
+class Unanswered(MemoryTransport):
+    """A connection to an address that does not answer."""
+
+    async def __aenter__(self):
+        self._set("connecting")
+        await asyncio.Event().wait()
+        return self
+
+
+def test_a_peer_leaves_while_it_waits_for_the_answer_of_a_broker(run, tmp_path):
+    """And what a former process had to say stays in the checkpoint."""
+    path = tmp_path / "a.checkpoint"
+    impatient = Limits(retry=MEMORY, name_grace=0.0)
+
+    def start(transport):
+        settings = quick(rounds=1, leave_timeout=0.1, settle_timeout=0.1)
+        nest = Nest(settings, transport=transport, limits=impatient)
+        return nest, nest.start("a", Still(make_learner("a"), 1.0), checkpoint=path)
+
+    async def scenario():
+        _, life = start(Unanswered)
+        await until(lambda: life.transports and life.transports[0].connection.state == "connecting")
+        life.peer.leave("it was told to stop")
+        report = await life.task
+        assert (report.ended, report.reason) == ("left", "it was told to stop")
+        assert life.peer.state is State.ABORTED
+        nest, life = start(MemoryTransport)
+        await until(lambda: life.peer.state not in COMING)
+        nest.broker.stop()
+        with pytest.raises(GoodbyeNotDelivered):
+            await life.task
+        _, life = start(Unanswered)
+        life.peer.leave("it was told to stop")
+        with pytest.raises(GoodbyeNotDelivered, match=r"told to stop.*start the peer again"):
+            await life.task
+
+    run(scenario())
 
 
 def test_a_broker_that_is_away_holds_up_nothing_but_the_news(run):

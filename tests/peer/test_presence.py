@@ -157,6 +157,34 @@ def test_who_does_not_come_back_with_the_broker_is_offline():
     assert list(r.online()) == ["eve"]
 
 
+def test_nobody_is_said_to_be_offline_while_it_is_we_who_are(caplog):
+    """The connection is lost again before the others could be heard."""
+    r = roster()
+    come(r, lease=1e3)
+    r.reconnected(1.0, since=0.5)
+    assert r.tick(2.0 + RETURN_GRACE, connected=False) == []
+    assert caplog.text == ""
+    assert r.tick(2.0 + RETURN_GRACE) == [Offline("bob")]
+
+
+def test_who_came_back_while_we_were_away_is_heard_before_it_is_given_up():
+    """Our own absence was longer than its lease, which it has kept."""
+    r = roster()
+    come(r, lease=100.0)
+    r.receive_status("bob", Status("offline", "s1").encode(), 5.0)
+    r.reconnected(500.0, since=499.5)
+    r.note_delivery(500.1)  # the first of many retained messages
+    assert r.tick(500.1) == []
+    back = Status("online", "s1", "training").encode()
+    assert r.receive_status("bob", back, 500.2, retained=True) == [
+        online("bob", "s1", is_live=False)
+    ]
+    r.receive_status("bob", Status("offline", "s1").encode(), 501.0)
+    r.reconnected(900.0, since=899.5)
+    r.note_delivery(901.0 + RETURN_GRACE)
+    assert r.tick(901.0 + RETURN_GRACE) == [SessionEnded("bob", "s1", None)]
+
+
 def test_who_came_back_before_we_noticed_our_own_return_is_not_doubted():
     r = roster()
     come(r, now=10.0, lease=1e3)

@@ -150,6 +150,22 @@ def test_stop_ends_all_and_restarts_none(run, spec, pretend):
     assert counts(spec) == [1, 1]
 
 
+def test_stop_waits_for_no_restart(run, spec, pretend):
+    python = pretend('case "$3" in *host-0*) exit 1;; esac\nexec sleep 600\n')
+    crashed = asyncio.Event()
+
+    async def scenario():
+        swarm = LocalSwarm(spec, on_event=lambda _: crashed.set(), python=python, restart_pause=9e9)
+        task = asyncio.create_task(swarm.run())
+        await crashed.wait()
+        await until(lambda: "c" in swarm.pids)
+        swarm.stop()
+        await task
+
+    run(scenario())
+    assert (spec.folder / "host-0.json.count").read_text() == "x\n"
+
+
 def test_who_does_not_leave_in_time_is_killed(run, spec, pretend):
     python = pretend('trap "" TERM\ntouch "$3.deaf"\nwhile true; do sleep 0.05; done\n')
     events = []
