@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -211,6 +211,11 @@ def _linear_chain(module: nn.Module) -> Anatomy:
     """Return the anatomy of a chain of Linear layers and activations; raise for any other module."""
     parts: list[Part] = []
     maps: list[ParameterMap] = []
+    listed: set[int] = set()
+    remedy = (
+        "pass an example input (example=x) to have the module traced, or give it an anatomy() method "
+        "that says which cells each parameter touches"
+    )
     for prefix, layer in _leaves(module, ""):
         label = f"layer {prefix!r} ({type(layer).__name__})"
         if isinstance(layer, nn.Linear):
@@ -225,14 +230,22 @@ def _linear_chain(module: nn.Module) -> Anatomy:
         elif any(True for _ in layer.parameters()):
             if not (isinstance(layer, _PER_CELL) or getattr(layer, "per_cell", False)):
                 raise ModelError(
-                    f"{label}: only Linear layers and per-cell activations are recognised by type; pass "
-                    "an example input (example=x) to have the module traced, or give it an anatomy() "
-                    "method that says which cells each parameter touches"
+                    f"{label}: only Linear layers and per-cell activations are recognised by type; {remedy}"
                 )
             if not parts:
                 raise ModelError(f"{label} comes before the first Linear layer")
+        elif parts and not _treats_cells_alike(layer, parts[-1].cells):
+            raise ModelError(
+                f"{label} does not treat all cells alike, as an activation does; {remedy}"
+            )
         last = len(parts) - 1
         for name, value in layer.named_parameters():
+            if id(value) in listed:
+                raise ModelError(
+                    f"{label} has the parameter {name!r} in common with a layer before it, which ties their "
+                    f"cells; {remedy}"
+                )
+            listed.add(id(value))
             shape = tuple(value.shape)
             if isinstance(layer, nn.Linear) and name == "weight":
                 axes = dense_axes(parts, last, last - 1)
@@ -248,11 +261,38 @@ def _linear_chain(module: nn.Module) -> Anatomy:
 
 def _leaves(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers of nested Sequentials, with their names, in the order in which they run."""
-    if isinstance(module, nn.Sequential):
-        for name, child in module.named_children():
-            yield from _leaves(child, f"{prefix}.{name}" if prefix else name)
+    if type(module).forward is nn.Sequential.forward:
+        names = {child: name for name, child in module.named_children()}
+        for child in cast("nn.Sequential", module):  # a layer that runs twice is there twice
+            yield from _leaves(child, f"{prefix}.{names[child]}" if prefix else names[child])
     else:
         yield prefix, module
+
+
+def _treats_cells_alike(layer: nn.Module, cells: int) -> bool:
+    """Return whether permuted inputs give equally permuted outputs; True where that cannot be tried.
+
+    A layer with a value per cell in its buffers (batch norm's statistics) does not: they may be equal now.
+    """
+    if any(buffer.numel() > 1 for buffer in layer.buffers()):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(cells, generator=generator)
+    for shape in ((3, cells), (3, 2, cells)):
+        x = torch.randn(shape, generator=generator)
+        try:
+            with torch.random.fork_rng([]):
+                outputs = [run_once(layer, values) for values in (x, x, x[..., order])]
+        except (
+            Exception
+        ):  # a user's layer may raise anything, for inputs of another shape than its own
+            continue
+        y, again, permuted = outputs
+        is_comparable = isinstance(y, Tensor) and y.ndim > 1 and y.shape[-1] == cells
+        is_comparable = is_comparable and torch.equal(y, again)
+        if is_comparable and not torch.allclose(y[..., order], permuted, rtol=1e-4, atol=1e-5):
+            return False
+    return True
 
 
 _TOLERANCE = 1e-6
@@ -351,7 +391,14 @@ def check_by_permutation(
     (gains of 1, biases of 0) would hide that they were not permuted. All parts are permuted at once; only if
     that changes outputs, each part is tried separately.
     """
-    trial = _PermutationTrial(module, anatomy, example, dims)
+    try:
+        trial = _PermutationTrial(module, anatomy, example, dims)
+    except Exception as error:  # the user's module may raise anything
+        raise ModelError(
+            f"{type(module).__name__} cannot be checked on a copy in float64 ({type(error).__name__}: "
+            f"{' '.join(str(error).split())}); let it make its tensors in the dtype of its inputs, as with "
+            "x.new_zeros(…), or pass check=False"
+        ) from error
     if not trial.expected:
         raise ModelError(f"{type(module).__name__} returns no tensor: its parts cannot be checked")
     if trial.error(trial.parts) <= _TOLERANCE:
@@ -396,9 +443,9 @@ class _PermutationTrial:
         for value in self._module.parameters():
             noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
             value.mul_(1 + 0.2 * noise).add_(0.05 * noise.roll(1, -1) if noise.ndim else 0.05)
-        for buffer in anatomy.buffers:
-            value = self._module.get_buffer(buffer.name)
-            value.add_(0.2 * torch.rand(value.shape, generator=generator, dtype=value.dtype))
+        for value in self._module.buffers():
+            if value.is_floating_point():
+                value.add_(0.2 * torch.rand(value.shape, generator=generator, dtype=value.dtype))
         self._values = {name: value.clone() for name, value in self._module.state_dict().items()}
         self._example = tuple(
             x.detach().cpu().double() + torch.randn(x.shape, generator=generator).double()

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -340,9 +340,17 @@ class SlicedNetwork:
 
     def load(self, path: str | Path) -> None:
         """Read the state from a file that `save` wrote, into the tensors that the module has."""
-        with safe_open(path, framework="pt") as file:
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        try:
+            with safe_open(path, framework="pt") as file:
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ModelError(f"{path} is no file of a saved network: {error}") from None
         shapes = {name: tuple(value.shape) for name, value in self.module.state_dict().items()}
+        if unknown := sorted(set(state) - set(shapes)):
+            raise ModelError(
+                f"{path} is the file of a different network: this one has no tensor {unknown[0]!r}; name the "
+                "file of a network with the same layers"
+            )
         for name, shape in shapes.items():
             if name not in state:
                 raise ModelError(
@@ -406,6 +414,11 @@ class SlicedNetwork:
         parameters = self.slicing.anatomy.parameters
         tensors = [tensors_by_name[parameter.name] for parameter in parameters]
         types = {(tensor.dtype, tensor.device) for tensor in tensors}
+        if any(not tensor.is_floating_point() for tensor in tensors):
+            raise ModelError(
+                f"peer {self.peer!r}: values that are averaged must be real numbers; the network has some of "
+                f"{', '.join(sorted({str(dtype) for dtype, _ in types}))}"
+            )
         if len(types) != 1:
             raise ModelError(
                 "the parameters of a sliced network must have one dtype and be on one device; these are "
@@ -463,7 +476,7 @@ def _copy_shared_memory(_: nn.Module, state: dict[str, Any], prefix: str, *__: A
         # With `keep_vars` the state holds the parameters themselves, which a copy must not replace.
         if name.startswith(prefix) and isinstance(value, Tensor) and not value.requires_grad
     }
-    size = sum(value.nbytes for value in tensors.values())
+    size = sum({value.data_ptr(): value.nbytes for value in tensors.values()}.values())
     for name, value in tensors.items():
         if value.untyped_storage().nbytes() > size:
             state[name] = value.clone()

@@ -252,10 +252,33 @@ def _substitute(
     module.forward = forward
 
 
+class _States:
+    """The last hidden states of all layers and directions, in torch's order.
+
+    Those that the module picks by number are traced. All else sees the tensor that torch returns, in which
+    their channels cannot be told apart.
+    """
+
+    def __init__(self, states: list[Tensor]):
+        self._states = states
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._states[key] if isinstance(key, int) else self._stacked()[key]
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stacked(), name)
+
+    def _stacked(self) -> Tensor:
+        return torch.stack(self._states).detach()
+
+
 def _recurrent(
     table: ChannelTable, name: str, module: nn.RNNBase
 ) -> dict[nn.Module, LayerChannels]:
-    """Register a recurrent module: each layer becomes one Linear layer, whose cells are hidden units."""
+    """Register a recurrent module: each layer becomes one Linear layer per direction, of hidden units."""
     if module.proj_size:
         raise ModelError(
             f"layer {name!r}: an LSTM with proj_size has hidden units and projected outputs, which "
@@ -264,32 +287,32 @@ def _recurrent(
     units, directions = module.hidden_size, 2 if module.bidirectional else 1
     gates = {"LSTM": 4, "GRU": 3}.get(module.mode, 1)
     layers: dict[nn.Module, LayerChannels] = {}
+    levels: list[list[nn.Module]] = []
     for level in range(module.num_layers):
         input_size = module.input_size if level == 0 else directions * units
         inputs = table.add_channels(f"{name}.in{level}", input_size, produced=False)
         label = name if module.num_layers == 1 else f"{name}.{level}"
-        outputs = table.add_channels(label, directions * units)
-        for direction in range(directions):
-            unit_ids = outputs.ids[direction * units : (direction + 1) * units]
+        levels.append([nn.Linear(input_size, units) for _ in range(directions)])
+        for direction, layer in enumerate(levels[-1]):
+            outputs = table.add_channels(label, units)
+            layers[layer], unit_ids = LayerChannels(inputs, outputs), outputs.ids
             suffix = f"_l{level}{'_reverse' if direction else ''}"
             for prefix in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
                 table.assign(getattr(module, prefix + suffix, None), 0, np.tile(unit_ids, gates))
             table.assign(getattr(module, f"weight_ih{suffix}"), 1, inputs.ids)
             table.assign(getattr(module, f"weight_hh{suffix}"), 1, unit_ids)
-        layers[nn.Linear(input_size, directions * units)] = LayerChannels(inputs, outputs)
-    chain = list(layers)
 
     def forward(x: Tensor, *_: Any, **__: Any) -> Any:
-        for layer in chain:
-            x = layer(x)
-        time = 1 if module.batch_first else 0
-        state = x.mean(time)[None] if x.ndim == 3 else x[-1:]
-        if directions == 2 or module.num_layers > 1:
-            # torch concatenates the states of all layers and directions: their channels are not traced.
-            state = state.detach()
+        time = 1 if module.batch_first and x.ndim == 3 else 0
+        states: list[Tensor] = []
+        for directions_of_level in levels:
+            outputs = [layer(x) for layer in directions_of_level]
+            states += [output.mean(time) for output in outputs]
+            x = torch.cat(outputs, -1) if directions == 2 else outputs[0]
+        state = states[0][None] if len(states) == 1 else _States(states)
         return x, (state, state) if isinstance(module, nn.LSTM) else state
 
-    _substitute(module, forward, chain)
+    _substitute(module, forward, list(layers))
     return layers
 
 
@@ -397,7 +420,13 @@ def _trace(
     # Imported here because the import takes seconds, and only peers that trace a module need it.
     from torch_pruning import DependencyGraph
 
-    traced_copy = copy.deepcopy(module).eval().requires_grad_(True)
+    try:
+        traced_copy = copy.deepcopy(module).eval().requires_grad_(True)
+    except Exception as error:  # the user's module may raise anything
+        raise ModelError(
+            f"{type(module).__name__} cannot be copied, and only a copy can be traced: "
+            f"{' '.join(str(error).split())}"
+        ) from error
     table.tensor_names = {id(value): name for name, value in named_tensors(traced_copy).items()}
     channels_of: dict[Any, LayerChannels] = {}
     input_layers: list[nn.Module] = []

@@ -161,7 +161,7 @@ def is_share(spec: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def assign_cells(
@@ -231,10 +231,20 @@ def _take_listed(
                     "cells; use one or the other"
                 )
         spec = [spec.get(name, ()) for name in anatomy.names]
+    if not isinstance(spec, Sequence | np.ndarray):
+        raise ModelError(
+            f"model {model!r}: {spec!r} describes no slice; give a layout ('784-250-80-10'), a share (0.8), "
+            "or lists of cells by part"
+        )
     _check_part_count(anatomy, model, "indices were given for", len(spec))
     cells_by_part = []
     for index, (part, indices) in enumerate(zip(anatomy.parts, spec, strict=True)):
-        cells = np.asarray(indices, dtype=np.int64).reshape(-1)
+        cells = np.asarray(indices).reshape(-1)
+        if len(cells) and not np.issubdtype(cells.dtype, np.integer):
+            raise ModelError(
+                f"model {model!r}: part {part.name!r} lists {cells[0].item()!r} as a cell; give whole numbers"
+            )
+        cells = cells.astype(np.int64)
         for cell in cells.tolist():
             if not 0 <= cell < part.cells:
                 raise ModelError(
@@ -607,9 +617,10 @@ class Start:
     """How starting weights are drawn.
 
     Biases start at 0. Other parameters with one value per cell (norm gains, PReLU slopes, statistics) keep
-    the module's own constant. Class tokens and position embeddings that are constant stay constant;
-    otherwise they and token embeddings are drawn such that a row has a length of about `gain`. In a module
-    with frozen parameters, a weight that is 0 everywhere stays 0: an adapter that starts without effect.
+    the module's own constant; if training has changed it, gains and variances start at 1, means at 0. Class
+    tokens and position embeddings that are constant stay constant; otherwise they, other vectors and token
+    embeddings are drawn such that a row has a length of about `gain`. In a module with frozen parameters, a
+    weight that is 0 everywhere stays 0: an adapter that starts without effect.
     """
 
     distribution: Literal["normal", "uniform"] = "normal"
@@ -650,6 +661,10 @@ def starting_values(
     return values
 
 
+_TRAINED_STARTS = {"weight": 1.0, "running_mean": 0.0, "running_var": 1.0}
+"""The starting values of norm layers that were used before, and so are no longer constant."""
+
+
 def _scales_and_means(
     anatomy: Anatomy, current: np.ndarray, start: Start
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -671,6 +686,8 @@ def _scales_and_means(
             continue  # recognised by name: values alone do not tell a single bias from a constant gain
         elif parameter.size and bool((current[span] == current[span.start]).all()):
             mean[span] = current[span.start]  # PReLU slopes, norm gains: keep the module's constant
-        elif axes > 1:
+        elif axes == 1 and (name := parameter.name.rpartition(".")[2]) in _TRAINED_STARTS:
+            mean[span] = _TRAINED_STARTS[name]
+        else:
             scale[span] = scale_for(parameter.shape[-1])
     return scale, mean

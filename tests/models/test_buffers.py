@@ -170,3 +170,29 @@ def test_every_kind_of_tensor_starts_alike_on_all_peers():
     network = SlicedNetwork(wide, {"g": 1.0}, example=torch.randn(1, 3, 8, 8), seed=3)
     spread = float(wide[3].conv1.weight.detach().std())
     assert spread == pytest.approx((32 * 9) ** -0.5, rel=0.05)
+
+
+def test_a_network_that_was_used_before_starts_alike_and_alive():
+    """As after the first call that lazy layers need, or with vectors that torch drew."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)
+            self.scale, self.head = nn.Parameter(torch.randn(4)), nn.Linear(4, 6)
+
+        def forward(self, x):
+            return self.head(self.norm(self.conv(x)).mean((2, 3)) * self.scale)
+
+    flats = []
+    for draw in (1, 2):
+        torch.manual_seed(draw)
+        module, example = Scaled(), torch.randn(8, 2, 5, 5)
+        module(example)
+        nn.init.uniform_(module.norm.weight)
+        flats.append(SlicedNetwork(module, {"g": 1.0}, example=example, seed=3).flat)
+        assert (module.norm.running_var == 1).all()
+        assert (module.norm.running_mean == 0).all()
+        assert (module.norm.weight == 1).all()
+        assert float(module.scale.detach().norm()) == pytest.approx(1, abs=0.5)
+    assert torch.equal(*flats)

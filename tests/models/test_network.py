@@ -86,6 +86,12 @@ def test_save_and_load(tmp_path):
         SlicedNetwork(mlp("4=2"), {"g": "4-2"}).load(path)
     with pytest.raises(ModelError, match=r"a different network: it has no tensor '1.weight'"):
         SlicedNetwork(mlp("4=3", output="prelu"), {"g": "4-3"}).load(path)
+    SlicedNetwork(mlp("4=3=2"), {"g": "4-3-2"}).save(path)
+    with pytest.raises(ModelError, match=r"a different network: this one has no tensor '2.bias'"):
+        ann.load(path)
+    path.write_bytes(b"no network")
+    with pytest.raises(ModelError, match=r"ann.safetensors is no file of a saved network"):
+        ann.load(path)
 
 
 def test_a_users_own_per_cell_layer_is_understood():
@@ -141,6 +147,23 @@ def test_mixed_dtypes_are_refused():
         ModelError, match=r"one dtype and be on one device; these are torch.float32 on cpu, torch.f"
     ):
         SlicedNetwork(module, {"g": "2-2-2"})
+
+
+def test_complex_numbers_are_refused():
+    with pytest.raises(ModelError, match=r"must be real numbers; .* torch.complex64"):
+        SlicedNetwork(nn.Sequential(nn.Linear(2, 2, dtype=torch.complex64)), {"g": 1.0}, seed=1)
+
+
+def test_the_state_of_a_row_of_a_stack_holds_no_other_row():
+    """Also if the network lists a tensor under three names."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    module[1].weight = module[2].weight = module[0].weight
+    network = SlicedNetwork(module, {"g": 1.0})
+    stack = torch.zeros(2, len(network.flat))
+    stack[0] = network.flat
+    network.rebind(stack[0])
+    for value in module.state_dict().values():
+        assert value.untyped_storage().nbytes() < stack.nbytes
 
 
 def test_print_shows_what_went_where():

@@ -28,12 +28,17 @@ class Recurrent(nn.Module):
 
 
 class FromState(nn.Module):
-    def __init__(self):
+    def __init__(self, kind, **options):
         super().__init__()
-        self.rnn, self.head = nn.GRU(5, 4), nn.Linear(4, 3)
+        self.rnn = kind(5, 4, **options)
+        self.head = nn.Linear(4 * (2 if options.get("bidirectional") else 1), 3)
 
     def forward(self, x):
-        return self.head(self.rnn(x.transpose(0, 1))[1][-1])
+        state = self.rnn(x.transpose(0, 1))[1]
+        state = state[0] if isinstance(state, tuple) else state
+        if self.rnn.bidirectional:
+            return self.head(torch.cat([state[-2], state[-1]], dim=1))
+        return self.head(state[-1])
 
 
 @pytest.mark.parametrize(
@@ -43,7 +48,10 @@ class FromState(nn.Module):
         Recurrent(nn.GRU, num_layers=2),
         Recurrent(nn.RNN, bias=False),
         Recurrent(nn.LSTM, bidirectional=True, num_layers=2),
-        FromState(),
+        FromState(nn.GRU),
+        FromState(nn.GRU, num_layers=2),
+        FromState(nn.RNN, bidirectional=True),
+        FromState(nn.LSTM, bidirectional=True, num_layers=2),
     ],
 )
 def test_recurrent_layers_move_gates_and_both_matrices(module):
@@ -228,6 +236,109 @@ def test_other_dtypes_several_outputs_and_frozen_parameters_are_followed():
     anatomy = discover(module, torch.randn(2, 6, 5).double())
     assert [part.name for part in anatomy.parts] == ["input", "rnn", "head"]
     assert not any(value.requires_grad for value in module.parameters())
+
+
+class Skip(nn.Sequential):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+class Turn(nn.Module):
+    def forward(self, x):
+        return x.roll(1, -1)
+
+
+class MeanOfSteps(nn.Module):
+    def forward(self, x):
+        return x.mean(1)
+
+
+class Mask(nn.Module):
+    """Multiplies each cell by a number; all numbers are equal at first."""
+
+    def __init__(self, cells):
+        super().__init__()
+        self.register_buffer("factors", torch.ones(cells))
+
+    def forward(self, x):
+        return x * self.factors
+
+
+def _between(*layers):
+    return nn.Sequential(nn.Linear(5, 8), *layers, nn.ReLU(), nn.Linear(8, 3))
+
+
+def _used_twice():
+    layer, tied = nn.Linear(8, 8), nn.Linear(8, 8)
+    tied.weight = layer.weight
+    return _between(layer, nn.ReLU(), layer), _between(layer, nn.ReLU(), tied)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        _between(Skip(nn.Linear(8, 8), nn.ReLU())),
+        _between(nn.BatchNorm1d(8, affine=False)),
+        _between(nn.GroupNorm(2, 8, affine=False)),
+        *_used_twice(),
+    ],
+)
+def test_a_chain_whose_cells_are_tied_is_traced(module):
+    torch.manual_seed(0)
+    with pytest.raises(ModelError, match="pass an example input"):
+        discover(module)
+    check_all(module, torch.randn(4, 5))
+
+
+@pytest.mark.parametrize("layer", [Turn(), nn.AvgPool1d(3, 1, 1), Mask(8)])
+def test_a_layer_that_treats_cells_differently_is_no_activation(layer):
+    module = _between(layer)
+    with pytest.raises(ModelError, match=r"layer '1' .* pass an example input"):
+        discover(module)
+    with pytest.raises(ModelError, match=r"part '0' .* was traced wrongly"):
+        discover(module, torch.randn(4, 5))
+
+
+def test_an_activation_may_be_the_users_own_and_used_twice():
+    activation = nn.ReLU()
+    module = nn.Sequential(
+        nn.AvgPool2d(2), nn.Flatten(), Mask(4), nn.Linear(4, 8), activation, MeanOfSteps(),
+        nn.Linear(8, 6), activation, nn.LayerNorm(6, elementwise_affine=False), nn.Linear(6, 2),
+    )  # fmt: skip
+    assert discover(module).names == ["input", "3", "6", "9"]
+
+
+class OwnState(nn.Module):
+    """Makes its first state in single precision, whatever its inputs are."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(5, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.rnn(x, torch.zeros(1, len(x), 4))[0][:, -1])
+
+
+def test_a_copy_that_cannot_run_in_double_precision_is_one_line():
+    x = torch.randn(2, 6, 5)
+    with pytest.raises(ModelError, match=r"cannot be checked .* x.new_zeros.*check=False"):
+        discover(OwnState(), x)
+    assert "rnn" in discover(OwnState(), x, check=False).names
+
+
+class Uncopyable(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.computed = self.layer.weight * 2
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def test_a_module_that_cannot_be_copied_is_one_line():
+    with pytest.raises(ModelError, match="Uncopyable cannot be copied"):
+        discover(Uncopyable(), torch.randn(2, 5))
 
 
 def test_computed_weights_are_refused():
