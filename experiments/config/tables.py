@@ -147,7 +147,7 @@ class Data(SettingsTable):
     tested: Literal["common", "own"] = "common"
     """common: every peer is tested on the whole test set. own: on test samples whose classes are as frequent
     as in the peer's training samples, which suits personalised networks."""
-    alpha: Annotated[float, Field(gt=0)] = 0.5
+    alpha: Positive = 0.5
     """dirichlet: the concentration. Lower it to make the classes that peers have more different."""
     minimum: Count = 1
     """dirichlet: the smallest number of samples that a peer may have."""
@@ -206,10 +206,10 @@ class Network(SettingsTable):
     start: Literal["normal", "uniform"] | None = None
     """The distribution of starting weights; if left out, normal for a perceptron and uniform for the
     associative network."""
-    gain: Annotated[float, Field(gt=0)] = 1.0
+    gain: Positive = 1.0
     """The scale of starting weights. For a perceptron it is divided by √fan_in, the root of the number of
     inputs of a cell."""
-    shift: float = 0.0
+    shift: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """The mean of starting weights."""
     equal_starts: bool = True
     """Whether a shared slice starts from the same values on every peer."""
@@ -312,7 +312,7 @@ class Training(PriorSettings):
     reduction: Literal["sum", "mean"] = "mean"
     """How the losses of a batch are combined. The paper uses `sum`: gradients then grow with `batch`, so
     divide `rate` by `batch` for steps of the same length."""
-    rate: Annotated[float, Field(gt=0)] = 0.1
+    rate: Positive = 0.1
     """The learning rate."""
     optimizer: NameOrTable = "sgd"
     """`sgd`, `momentum` or `adam`; or the name of a class in torch.optim, as in `"AdamW"`, or a table of name
@@ -469,7 +469,7 @@ class Experiment(ScheduleSettings):
 
     name: ConfigName = "swarm"
     """The name of the results folder and of the live swarm: letters, digits and any of . _ - & @."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     """The seed of the data split, the starting values and the order of samples; the first of several runs
     uses it, the next one `seed + 1`."""
     peers: Count = 16
