@@ -172,9 +172,13 @@ def _deal_in_order(order: np.ndarray, peers: int, size: int | None) -> list[np.n
     _check_peers(peers)
     min_size = 1 if size is None else size
     if min_size < 1 or peers * min_size > len(order):
+        most = len(order) // peers
+        remedy = (
+            f"the samples of a peer must be between 1 and {most}" if most else "use fewer peers"
+        )
         raise DataError(
             f"{peers} peers with {min_size} samples each need {peers * min_size}, there are {len(order)}: "
-            f"the samples of a peer must be between 1 and {len(order) // peers}"
+            f"{remedy}"
         )
     if size is None:
         return np.array_split(order, peers)
