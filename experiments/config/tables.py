@@ -142,8 +142,9 @@ class Data(SettingsTable):
     """Training samples of all peers together, drawn at random before they are split; the whole data set if
     left out."""
     test: Count | None = None
-    """The number of test samples, taken from the start of the test set; per peer if the data set has no test
-    set."""
+    """The number of test samples, taken from the start of the test set, which is used whole if this is left
+    out. If the data set has no test set, the number per peer, beside `samples`; if left out, a fifth of each
+    peer's samples."""
     tested: Literal["common", "own"] = "common"
     """common: every peer is tested on the whole test set. own: on test samples whose classes are as frequent
     as in the peer's training samples, which suits personalised networks."""

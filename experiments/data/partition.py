@@ -7,6 +7,7 @@ partition. Pass each array to `Samples.take`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heapreplace
 
 import numpy as np
 from torch import Tensor
@@ -62,10 +63,14 @@ def dirichlet(
         ends = (np.cumsum(shares)[:-1] * len(class_indices)).astype(int)
         for peer, indices in enumerate(np.split(class_indices, ends)):
             by_peer[peer].extend(indices)
+    # Only the peer with most, the first of the heap, loses samples: other entries never become too large.
+    heap = [(-len(indices), peer) for peer, indices in enumerate(by_peer)]
+    heapify(heap)
     for indices in by_peer:
         while len(indices) < minimum:
-            largest = max(by_peer, key=len)
+            largest = by_peer[heap[0][1]]
             indices.append(largest.pop(int(rng.integers(len(largest)))))
+            heapreplace(heap, (-len(largest), heap[0][1]))
     return [rng.permutation(np.array(indices, dtype=np.int64)) for indices in by_peer]
 
 
