@@ -117,6 +117,14 @@ class Swarm:
             (f"tasks.{number}", entry, self._select_peers(f"tasks.{number}.peers", entry.peers))
             for number, entry in enumerate(config.tasks)
         ]
+        self._model_entries = [
+            (f"models.{number}", model, self._select_peers(f"models.{number}.peers", model.peers))
+            for number, model in enumerate(config.models)
+        ]
+        self._sizes = [
+            (size.layout, self._select_peers(f"network.sizes.{number}.peers", size.peers))
+            for number, size in enumerate(config.network.sizes)
+        ]
         self._check_dependencies()
         check_matching(config, source)
         if config.fednp is not None:
@@ -206,9 +214,9 @@ class Swarm:
 
     def _models(self, index: int) -> Iterator[tuple[str, str, Model]]:
         """Yield the partial models of one peer: the model's name, its key in the config and its table."""
-        for number, model in enumerate(self.config.models):
-            if index in self._select_peers(f"models.{number}.peers", model.peers):
-                yield self._fill_name(model.name, index), f"models.{number}", model
+        for key, model, peers in self._model_entries:
+            if index in peers:
+                yield self._fill_name(model.name, index), key, model
 
     def _fill_name(self, template: str, index: int) -> str:
         """Return a model's name with {peer} and {task} replaced."""
@@ -221,7 +229,7 @@ class Swarm:
         for key, entry, peers in self._task_entries:
             if index in peers:
                 with self._error_context(key):
-                    task = self._task_of(entry, key, classes, peers.index(index))
+                    task = self._task_of(entry, key, classes, peers[index])
                 composed = task if composed.name == "identity" else composed.then(task)
         return composed
 
@@ -449,13 +457,9 @@ class Swarm:
         return "network." + ("name" if network.name else "entry" if network.entry else "layout")
 
     def _layout(self, index: int) -> str:
-        """Return the layout of one peer's network: of the last entry in network.sizes that names the peer, or
-        else network.layout."""
-        layout = self.config.network.layout
-        for number, size in enumerate(self.config.network.sizes):
-            if index in self._select_peers(f"network.sizes.{number}.peers", size.peers):
-                layout = size.layout
-        return layout
+        """Return the layout of one peer's network: that of the last entry of network.sizes that names it."""
+        layouts = (layout for layout, peers in reversed(self._sizes) if index in peers)
+        return next(layouts, self.config.network.layout)
 
     def _check_fit(self, cells: Sequence[int]) -> None:
         """Raise if the first or last layer does not fit the data set; cells: how many each layer has."""
@@ -471,18 +475,14 @@ class Swarm:
             text = "needs one output for each class, and the last layer has a single cell"
             raise self._error("training.prior", f"{text}: give it two, or leave the key out")
 
-    def _select_peers(self, key: str, selection: PeerSelection) -> Sequence[int]:
-        """Return the indices of the selected peers; key: whose value the selection is, for an error."""
+    def _select_peers(self, key: str, selection: PeerSelection) -> Mapping[int, int]:
+        """Return the selected peers' indices, each with its first position; key: for an error."""
         count = self.config.peers
-        # Ranges if possible: `in` is fast for them, and is called for every peer.
         if isinstance(selection, int | str):
-            indices = range(count if selection == "all" else selection)
-        else:
-            indices = selection
-        last = indices[-1] if isinstance(indices, range) and indices else max(indices, default=-1)
-        if last >= count:
+            selection = [*range(count if selection == "all" else min(selection, count + 1))]
+        if (last := max(selection, default=-1)) >= count:
             raise self._error(key, f"names peer {last}, but peers are 0 to {count - 1}")
-        return indices
+        return {peer: position for position, peer in reversed([*enumerate(selection)])}
 
     def _error(self, key: str, text: str) -> ConfigError:
         """Return an error that names the config's file and a key."""
@@ -497,13 +497,12 @@ class Swarm:
             raise self._error(key, f"{prefix}{error}") from None
 
     def _check_dependencies(self) -> None:
-        """Raise ConfigError if a model depends on an unknown model, or names a peer that does not exist."""
+        """Raise ConfigError if a model depends on an unknown model."""
         names = [model.name for model in self.config.models]
-        for number, model in enumerate(self.config.models):
-            self._select_peers(f"models.{number}.peers", model.peers)
+        for key, model, _ in self._model_entries:
             if unknown := [other for other in model.depends if other not in names]:
                 text = f"unknown model {unknown[0]!r}; models are {', '.join(names)}"
-                raise self._error(f"models.{number}.depends", text)
+                raise self._error(f"{key}.depends", text)
 
 
 def trained_file(config: Config, source: str, index: int) -> Path | None:

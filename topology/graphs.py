@@ -298,6 +298,7 @@ def geographic(
     """
     threshold = sqrt(log(max(peers, 2)) / (pi * max(peers, 2)))
     distance = 1.5 * threshold if radius is None else radius
+    _require(distance > 0, f"radius is a distance, above 0, not {distance}")
 
     def place_peers(draw_seed: int) -> nx.Graph:
         points = np.random.default_rng(draw_seed).random((peers, 2))

@@ -108,6 +108,9 @@ FAMILIES: Mapping[str, Family] = {
 }
 """The distributions by the name that a config uses."""
 
+MAX_SIGMA = 30
+"""The largest sigma of a lognormal distribution, whose mean would overflow beyond 37."""
+
 
 @dataclass(frozen=True)
 class Distribution:
@@ -172,6 +175,8 @@ def parse(spec: str | Mapping[str, Any] | float, what: str = "duration") -> Dist
     values = tuple(float(table[name]) for name in names)
     if kind == "uniform" and values[0] > values[1]:
         raise TimeError(f"{what}: uniform's low, {values[0]:g}, is above its high, {values[1]:g}")
+    if kind == "lognormal" and values[1] > MAX_SIGMA:
+        raise TimeError(f"{what}: lognormal's sigma is {values[1]:g}: give at most {MAX_SIGMA}")
     return Distribution(kind, values, fixed)
 
 

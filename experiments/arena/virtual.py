@@ -260,7 +260,7 @@ class LearningSimulation:
     array_jobs: jobs and gossip on arrays; None if every peer has a Gossiper.
     events: simulates these Gossipers; set only if `array_jobs` is None.
     rounds: the number of training jobs that each peer has finished.
-    tests: the accuracies of all tests so far.
+    tests: the accuracies of all tests so far. latest_tests: the latest test of each peer, by its name.
     gains: what peers gained by taking part, measured at the end of the run: of those that are online and have
         a lone twin (a copy that trains without the others).
     """
@@ -279,7 +279,7 @@ class LearningSimulation:
         self._callback_rounds = 0
         self._stopped_by = ""
         """The method of a callback that has stopped the run: "start", "round" or "test"; "" if none has."""
-        self._latest_tests: dict[str, Metrics] = {}
+        self.latest_tests: dict[str, Metrics] = {}
         self._latest_training: dict[str, Metrics] = {}
         if any(model.matching == "fuse" for model in config.models):
             raise ConfigError(
@@ -454,7 +454,7 @@ class LearningSimulation:
             tested = self._progress(now, tested=True)
             if self._callbacks.round(self._progress(now)):
                 self._stopped_by = "round"
-            elif is_due and self._latest_tests and self._callbacks.test(tested):
+            elif is_due and self.latest_tests and self._callbacks.test(tested):
                 self._stopped_by = "test"
         if self._stopped_by:
             self.seconds = now
@@ -463,7 +463,7 @@ class LearningSimulation:
     def _progress(self, time: float, *, tested: bool = False) -> Progress:
         """Return the progress for callbacks; tested: whether with the latest test of every online peer."""
         names = [self.members[peer].name for peer in self._online(time)]
-        tests = {name: self._latest_tests[name] for name in names if name in self._latest_tests}
+        tests = {name: self.latest_tests[name] for name in names if name in self.latest_tests}
         return Progress(
             self._callback_rounds, self._planned_rounds, [member.learner for member in self.members],
             dict(self._latest_training), tests if tested else {}, time,
@@ -577,7 +577,7 @@ class LearningSimulation:
         """Add the result of a test to `tests`, and pass it to `on_test`."""
         name = self.members[test.peer].name
         self.tests.add(name, test.time, test.round, test.metrics.accuracy)
-        self._latest_tests[name] = test.metrics
+        self.latest_tests[name] = test.metrics
         self._on_test(test)
 
     def _drop_unfinished_jobs(self) -> None:

@@ -17,7 +17,7 @@ from ...gossip import LinkSettings
 from ...peer import LifecycleSettings
 from ..cli import console
 from ..errors import ConfigError
-from .tables import NOT_FOREVER, Config, Data, Experiment
+from .tables import NOT_FOREVER, Config, Data, Experiment, needs_matching
 
 Run = Literal["lockstep", "virtual", "live", "compare"]
 """How a config is run: simulated in lockstep or in virtual time, by live peers, or in a comparison."""
@@ -149,6 +149,14 @@ NEEDS: tuple[Need, ...] = (
         lambda case: not case.sparse,
     ),
     Need(
+        "models.*.matching",
+        "cells of peers that start from equal values have the same order: set network.equal_starts = false, "
+        "or network.trained",
+        lambda case: (
+            case.run == "live" or case.table.matching == "fuse" or needs_matching(case.config)
+        ),
+    ),
+    Need(
         "dry_run",
         'it is for sharing = "auto"',
         lambda case: case.config.sharing == "auto",
@@ -182,8 +190,23 @@ NEEDS: tuple[Need, ...] = (
     ),
     Need(
         "gossip.hostile",
-        'it is for mode = "steady", and for gossip.robust',
-        lambda case: case.config.gossip.mode == "steady" or case.config.gossip.robust != "none",
+        'it is for mode = "steady", and for gossip.robust = "clipped" or "trimmed"',
+        lambda case: (
+            case.config.gossip.mode == "steady"
+            or case.config.gossip.robust in ("clipped", "trimmed")
+        ),
+    ),
+    *(
+        Need(
+            key,
+            'it needs gossip.mode = "rounds": with gossip.robust, a server combines the values of all peers',
+            lambda case: (
+                case.run != "lockstep"
+                or case.config.gossip.robust == "none"
+                or case.config.gossip.mode != "server"
+            ),
+        )
+        for key in ("topology", "bridge")
     ),
     Need("gossip.rule", "it needs a topology", lambda case: case.on_graph),
     Need(
@@ -202,6 +225,13 @@ NEEDS: tuple[Need, ...] = (
         lambda case: case.run == "live",
         "accept",
     ),
+    Need(
+        "gossip.dtype",
+        "float32 and float64 differ between live peers; simulated messages are exact unless float16 or "
+        "compressed",
+        lambda case: case.run == "live" or case.config.gossip.dtype == "float16",
+        "accept",
+    ),
     Need("trust", _LIVE, lambda case: case.run == "live", "accept"),
     Need(
         "time.slowdown",
@@ -209,9 +239,19 @@ NEEDS: tuple[Need, ...] = (
         lambda case: bool(case.config.time and case.config.time.stragglers),
     ),
     *_needs(
-        "time.churn: leave arrive link_down link_up",
+        "time.churn: leave link_down",
         "it is a probability, but events are read from time.churn.trace: leave out one of them",
-        lambda case: bool(case.config.time) and not getattr(case.config.time.churn, "trace", None),
+        lambda case: not case.table.trace,
+    ),
+    Need(
+        "time.churn.arrive",
+        "it needs time.churn.leave above 0, and no time.churn.trace",
+        lambda case: not case.table.trace and case.table.leave > 0,
+    ),
+    Need(
+        "time.churn.link_up",
+        "it needs time.churn.link_down above 0, and no time.churn.trace",
+        lambda case: not case.table.trace and case.table.link_down > 0,
     ),
 )
 
@@ -330,6 +370,7 @@ CONFLICTS = {
         "key '{key}': not with gossip.robust: {reason}; leave one of them out",
         {
             **dict.fromkeys(("gossip.compress", "gossip.rule", "weights"), _NO_WEIGHT),
+            "gossip.drift": "peers combine every value, so none can be skipped",
             "sharing": _ONE_DECIDES,
             "models.*.matching": "cells are matched by averages with weight",
         },

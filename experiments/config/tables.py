@@ -142,12 +142,13 @@ class Data(SettingsTable):
     """Training samples of all peers together, drawn at random before they are split; the whole data set if
     left out."""
     test: Count | None = None
-    """The number of test samples, taken from the start of the test set; per peer if the data set has no test
-    set."""
+    """The number of test samples, taken from the start of the test set, which is used whole if this is left
+    out. If the data set has no test set, the number per peer, beside `samples`; if left out, a fifth of each
+    peer's samples."""
     tested: Literal["common", "own"] = "common"
     """common: every peer is tested on the whole test set. own: on test samples whose classes are as frequent
     as in the peer's training samples, which suits personalised networks."""
-    alpha: Annotated[float, Field(gt=0)] = 0.5
+    alpha: Positive = 0.5
     """dirichlet: the concentration. Lower it to make the classes that peers have more different."""
     minimum: Count = 1
     """dirichlet: the smallest number of samples that a peer may have."""
@@ -206,10 +207,10 @@ class Network(SettingsTable):
     start: Literal["normal", "uniform"] | None = None
     """The distribution of starting weights; if left out, normal for a perceptron and uniform for the
     associative network."""
-    gain: Annotated[float, Field(gt=0)] = 1.0
+    gain: Positive = 1.0
     """The scale of starting weights. For a perceptron it is divided by √fan_in, the root of the number of
     inputs of a cell."""
-    shift: float = 0.0
+    shift: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """The mean of starting weights."""
     equal_starts: bool = True
     """Whether a shared slice starts from the same values on every peer."""
@@ -312,7 +313,7 @@ class Training(PriorSettings):
     reduction: Literal["sum", "mean"] = "mean"
     """How the losses of a batch are combined. The paper uses `sum`: gradients then grow with `batch`, so
     divide `rate` by `batch` for steps of the same length."""
-    rate: Annotated[float, Field(gt=0)] = 0.1
+    rate: Positive = 0.1
     """The learning rate."""
     optimizer: NameOrTable = "sgd"
     """`sgd`, `momentum` or `adam`; or the name of a class in torch.optim, as in `"AdamW"`, or a table of name
@@ -469,7 +470,7 @@ class Experiment(ScheduleSettings):
 
     name: ConfigName = "swarm"
     """The name of the results folder and of the live swarm: letters, digits and any of . _ - & @."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     """The seed of the data split, the starting values and the order of samples; the first of several runs
     uses it, the next one `seed + 1`."""
     peers: Count = 16

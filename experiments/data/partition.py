@@ -7,6 +7,7 @@ partition. Pass each array to `Samples.take`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heapreplace
 
 import numpy as np
 from torch import Tensor
@@ -62,10 +63,14 @@ def dirichlet(
         ends = (np.cumsum(shares)[:-1] * len(class_indices)).astype(int)
         for peer, indices in enumerate(np.split(class_indices, ends)):
             by_peer[peer].extend(indices)
+    # Only the peer with most, the first of the heap, loses samples: other entries never become too large.
+    heap = [(-len(indices), peer) for peer, indices in enumerate(by_peer)]
+    heapify(heap)
     for indices in by_peer:
         while len(indices) < minimum:
-            largest = max(by_peer, key=len)
+            largest = by_peer[heap[0][1]]
             indices.append(largest.pop(int(rng.integers(len(largest)))))
+            heapreplace(heap, (-len(largest), heap[0][1]))
     return [rng.permutation(np.array(indices, dtype=np.int64)) for indices in by_peer]
 
 
@@ -172,9 +177,13 @@ def _deal_in_order(order: np.ndarray, peers: int, size: int | None) -> list[np.n
     _check_peers(peers)
     min_size = 1 if size is None else size
     if min_size < 1 or peers * min_size > len(order):
+        most = len(order) // peers
+        remedy = (
+            f"the samples of a peer must be between 1 and {most}" if most else "use fewer peers"
+        )
         raise DataError(
             f"{peers} peers with {min_size} samples each need {peers * min_size}, there are {len(order)}: "
-            f"the samples of a peer must be between 1 and {len(order) // peers}"
+            f"{remedy}"
         )
     if size is None:
         return np.array_split(order, peers)

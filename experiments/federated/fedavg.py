@@ -22,6 +22,8 @@ FedDyn (Acar et al. 2021), dynamic regularisation, so that local and global mini
     g_k ← g_k − α (θ_k − w)
     h ← h − α/m Σ_{k in P} (θ_k − w),    w ← mean_{k in P} θ_k − h/α        m clients in all
 
+Statistics of batch norm, which are no parameters, are averaged by all four without rates and corrections.
+
 To run FedAvg with live peers, use `gossamer swarm` with `mode = "server"` in [gossip], `weights = "samples"`
 and one partial model with all cells; clients then train `local_samples` × `every` samples in a round.
 """
@@ -125,8 +127,10 @@ class Scaffold(ServerMethod):
             corrections[i] = c_i - c + (w - y) / (client.steps * plain_sgd_rate(client))
             movements.append(context.to_server(y - w))
             changes.append(context.to_server(corrections[i] - c_i))
+        step = mean(movements)
+        step[: clients[0].parameter_count] *= self.server_rate
         return CorrectionState(
-            w + self.server_rate * mean(movements),
+            w + step,
             state.correction + len(changes) / len(clients) * mean(changes),
             tuple(corrections),
         )
@@ -174,4 +178,5 @@ class FedDyn(ServerMethod):
             trained.append(context.to_server(theta, relative_to=w))
             movements.append(trained[-1] - w)
         h = state.correction - self.alpha * len(movements) / len(clients) * mean(movements)
+        h[clients[0].parameter_count :] = 0  # statistics have no gradient to bring h back
         return CorrectionState(mean(trained) - h / self.alpha, h, tuple(corrections))

@@ -72,8 +72,13 @@ class Client:
         """The number of gradient steps in one `train()`."""
         return self.epochs * math.ceil(self.sample_count / self.learner.batch)
 
+    @property
+    def parameter_count(self) -> int:
+        """The number of parameters in `values`; averaged statistics of batch norm come after them."""
+        return sum(parameter.numel() for parameter in self.network.parameters.values())
+
     def values(self) -> Tensor:
-        """Return a copy of the neural network's parameters as one vector."""
+        """Return a copy of the neural network's parameters and averaged statistics as one vector."""
         return self.network.flat.detach().clone()
 
     def load(self, values: Tensor) -> None:
@@ -290,14 +295,15 @@ def test_each_set_once(
 ) -> list[Metrics]:
     """Return the result of `test` for every client, calling it once for clients with the same test samples.
 
-    test: tests the same neural network whichever client it is called with. Clients with different log-priors
-    are tested separately, because a log-prior is added to the network's outputs.
+    test: tests the same neural network whichever client it is called with. Clients with different log-priors,
+    which are added to outputs, or with statistics of batch norm of their own are tested one by one.
     """
-    results: dict[tuple[int, int], Metrics] = {}
+    results: dict[tuple[Any, ...], Metrics] = {}
     keys = []
     for client in clients:
         _, test_labels = client.learner.held_out
-        keys.append((id(test_labels), id(client.learner.log_prior)))
+        owner = None if client.network.buffers == "average" else client.name
+        keys.append((id(test_labels), id(client.learner.log_prior), owner))
     for key, client in zip(keys, clients, strict=True):
         if key not in results:
             results[key] = test(client)
@@ -367,9 +373,11 @@ class Pooled(Method):
         return state
 
     def test(self, state: Client, clients: Sequence[Client]) -> list[Metrics]:
-        values = state.values()
+        values, buffers = state.values(), state.network.own_buffers()
         for client in clients:
             client.load(values)
+            for name, buffer in client.network.own_buffers().items():
+                buffer.copy_(buffers[name])
         return [client.test() for client in clients]
 
 

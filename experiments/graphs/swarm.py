@@ -412,6 +412,8 @@ def push_graph(config: Config, members: list[Member], source: str = "config") ->
     """
     from ..build import shared_models  # imports torch, which other graphs do not need
 
+    if config.gossip.robust != "none":
+        check_robust(config, source)
     models = shared_models(members)
     if config.gossip.mode == "steady":
         warn_without_score(members[0].learner, source)

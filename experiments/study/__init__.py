@@ -263,14 +263,24 @@ class Runs(Generic[C]):
             for batch in study.batches(self._cells)
             if any(cell.key not in self._records for cell in batch)
         ]
-        self._unfinished = dict(enumerate(batches))
-        # The generator is closed when interrupted; the garbage collector would let it run all batches first.
-        results = run_batches(study.run, batches, job, workers, on_start=self._set_slots)
-        with RecordFile(self._path, fresh=False) as file, closing(results) as finished:
+        with RecordFile(self._path, fresh=False) as file:
             while self._copies:
                 file.write(self._copies.pop(0))
+            yield from self._run(batches, study, job, workers, file)
+
+    def _run(
+        self, batches: list[list[C]], study: Study[C], job: Job, workers: Workers, file: RecordFile
+    ) -> Iterator[Record | Failure]:
+        """Run batches; of one that fails, run the cells one by one, since the others may do without it."""
+        self._unfinished, single = dict(enumerate(batches)), []
+        # The generator is closed when interrupted; the garbage collector would let it run all batches first.
+        results = run_batches(study.run, batches, job, workers, on_start=self._set_slots)
+        with closing(results) as finished:
             for index, result in finished:
                 batch = self._unfinished.pop(index)
+                if isinstance(result, Failure) and len(batch) > 1:
+                    single += [[cell] for cell in batch if cell.key not in self._records]
+                    continue
                 if isinstance(result, Failure):
                     self._failures.append((batch, result))
                     yield result
@@ -281,6 +291,8 @@ class Runs(Generic[C]):
                     self._records[record["key"]] = record
                     file.write(record)
                     yield record
+        if single:
+            yield from self._run(single, study, job, workers, file)
 
     def _set_slots(self, slots: int) -> None:
         self._slots = slots

@@ -212,7 +212,9 @@ class Outcome:
 def outcome(config: Config, source: str = "config", threads: int = 1) -> Outcome:
     """Run one config, in lockstep or in virtual time; the result does not depend on `threads`."""
     # Only the last round is tested, and no peer trains a lone twin: nobody would read the results.
-    config = config.model_copy(update={"test_every": config.round_count, "gain": 0.0})
+    refuse_forever(config, source)
+    test_every = config.test_every if config.rounds == "forever" else config.rounds
+    config = config.model_copy(update={"test_every": test_every, "gain": 0.0})
     if config.time is not None:
         return _outcome_in_virtual_time(config, source, threads)
     # The sweep warns once, for all runs.
@@ -243,7 +245,7 @@ def _outcome_in_virtual_time(config: Config, source: str, threads: int) -> Outco
             f"{source}: key 'time.churn': all peers have left by the end, so there is no accuracy; lower "
             "'leave', raise 'arrive', or stop earlier with 'seconds'"
         )
-    return Outcome.over(list(accuracies.values()))
+    return Outcome.of([simulation.latest_tests[peer] for peer in accuracies])
 
 
 def outcomes(configs: Sequence[Config], sources: Sequence[str], threads: int = 1) -> list[Outcome]:
@@ -317,6 +319,7 @@ def stackable_batches(cells: Sequence[Cell]) -> list[list[Cell]]:
             and gossip.mode != "steady"
             and gossip.robust == "none"
             and config.sharing == "models"
+            and config.fednp is None
             and all(model.matching == "none" for model in config.models)
             and not config.network.name_or_entry  # of unknown size until it is built
         )

@@ -152,10 +152,11 @@ def _finish(
         except Exception as error:  # what a batch raises is a Failure: this comes from the workers
             fruitless = fruitless + 1 if len(unfinished) == before else 0
             if fruitless == MAX_FRUITLESS_ATTEMPTS:
+                reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
                 raise ConfigError(
                     "a worker process was killed again and again, perhaps for lack of memory "
-                    f"({type(error).__name__}: {str(error).strip().splitlines()[0]}): finished runs are "
-                    "saved; run the command again with fewer workers, as in --on local:1"
+                    f"({reason}): finished runs are saved; run the command again with fewer workers, as in "
+                    "--on local:1"
                 ) from None
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import nn
 
 from gossamer.experiments.federated import Client, RoundContext
-from gossamer.models import SgdLearner, SlicedNetwork, mlp
+from gossamer.models import Buffers, SgdLearner, SlicedNetwork, mlp
 
 LAYOUT, INPUTS, HIDDEN, CLASSES = "3=4=2", 3, 4, 2
 RATE = 0.3
@@ -22,19 +23,25 @@ def make_clients(
     epochs: int = 1,
     equal: bool = False,
     rate: float = RATE,
+    norm: Buffers | None = None,
 ) -> list[Client]:
-    """Clients with data of their own (or the same for all), one full batch per epoch by default."""
+    """Clients with data of their own (or the same for all), one full batch per epoch by default.
+
+    norm: adds batch norm, and says what becomes of its statistics.
+    """
     clients = []
     for place, count in enumerate(sizes):
         random = torch.Generator().manual_seed(0 if equal else 100 + place)
         x = torch.randn(count, INPUTS, generator=random, dtype=torch.float64)
         y = torch.randint(0, CLASSES, (count,), generator=random)
+        module: nn.Module = mlp(LAYOUT, activation="tanh", output="none")
+        if norm is not None:
+            first, last = nn.Linear(INPUTS, HIDDEN), nn.Linear(HIDDEN, CLASSES)
+            module = nn.Sequential(first, nn.BatchNorm1d(HIDDEN), nn.Tanh(), last)
         network = SlicedNetwork(
-            mlp(LAYOUT, activation="tanh", output="none").double(),
-            {"everyone": LAYOUT.replace("=", "-")},
-            peer=str(place),
-            seed=7,
-        )
+            module.double(), {"everyone": 1.0}, peer=str(place), seed=7, example=x,
+            buffers=norm or "average",
+        )  # fmt: skip
         learner = SgdLearner(
             network, (x, y), (x, y),
             batch=batch, reduction="mean", rate=rate, loss="cross-entropy",

@@ -59,6 +59,17 @@ def test_configs_are_frozen() -> None:
             {"training": {"rate": -1}},
             "key 'training.rate': input should be greater than 0, not -1",
         ),
+        ({"seed": -1}, "key 'seed': input should be greater than or equal to 0, not -1"),
+        *(
+            ({table: {key: value}}, f"key '{table}.{key}': input should be a finite number, not")
+            for table, key in (
+                ("data", "alpha"),
+                ("network", "gain"),
+                ("network", "shift"),
+                ("training", "rate"),
+            )
+            for value in (float("inf"), float("nan"))
+        ),
         ({"data": {"samples": "many"}}, "key 'data.samples': input should be a valid integer, not"),
         (
             {"data": {"partition": "x"}},

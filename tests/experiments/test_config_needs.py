@@ -32,6 +32,8 @@ NAMED = {"network.name": "small-cnn"}
 RING = {"topology": "ring"}
 ROUNDS = {"gossip.mode": "rounds"}
 SERVER = {"gossip.mode": "server"}
+MEDIAN = ROUNDS | {"gossip.robust": "median"}
+APART = {"network.equal_starts": False}
 TIME = {"time.loss": 0.1}
 TRACE = {"time.churn.trace": "trace.csv"}
 TRAINED = {"network.trained": "nets/{peer}.safetensors"}
@@ -74,7 +76,10 @@ ROWS: list[Row] = [
     ("gossip.tolerance", 0.1, ROUNDS, RING | ROUNDS, "live"),
     ("gossip.tolerance", 0.1, RING | ROUNDS | {"gossip.exchanges": 2}, RING | ROUNDS, None),
     ("gossip.hostile", 1, NOTHING, {"gossip.mode": "steady"}, None),
-    ("gossip.hostile", 1, ROUNDS, ROUNDS | {"gossip.robust": "median"}, None),
+    ("gossip.hostile", 1, MEDIAN, ROUNDS | {"gossip.robust": "trimmed"}, None),
+    ("topology", "ring", MEDIAN | SERVER, MEDIAN, None),
+    ("bridge", True, MEDIAN | SERVER, MEDIAN, None),
+    ("models", [{"name": "a", "share": 1.0, "matching": "align"}], NOTHING, APART, None),
     ("gossip.exchanges", 3, NOTHING, {"gossip.mode": "steady"}, None),
     ("gossip.rule", "metropolis", NOTHING, RING, None),
     ("gossip.fraction", 0.3, ROUNDS, NOTHING, "live"),
@@ -82,7 +87,9 @@ ROWS: list[Row] = [
     ("time.churn.leave", 0.2, TRACE, NOTHING, "virtual"),
     ("time.churn.arrive", 0.2, TRACE, NOTHING, "virtual"),
     ("time.churn.link_down", 0.2, TRACE, NOTHING, "virtual"),
-    ("time.churn.link_up", 0.2, TRACE, NOTHING, "virtual"),
+    ("time.churn.link_up", 0.2, TRACE, {"time.churn.link_down": 0.1}, "virtual"),
+    ("time.churn.link_up", 0.2, NOTHING, {"time.churn.link_down": 0.1}, "virtual"),
+    ("time.churn.arrive", 0.2, {"time.churn.leave": 0.0}, NOTHING, "virtual"),
 ]
 LIVE_ONLY: dict[str, Any] = {
     "gossip.settle_tolerance": 0.1,
@@ -99,6 +106,7 @@ LIVE_ONLY: dict[str, Any] = {
     "gossip.connect_timeout": 1.0,
     "gossip.keepalive": 10,
     "gossip.checkpoint": False,
+    "gossip.dtype": "float64",
     "gossip.per_process": 2,
     "gossip.max_packet": 1024,
     "gossip.banned": ["eve"],
@@ -128,20 +136,23 @@ def test_a_key_without_what_it_needs_is_told(
     key: str, value: Any, without: dict[str, Any], within: dict[str, Any], run: Run | None
 ) -> None:
     kind: Run = run or "lockstep"
-    found = keys(made(**without, **{key: value}), kind)
+    setting = {key: value}
+    found = keys(made(**without, **setting), kind)
     if key == "tasks":
         assert [one.partition(".")[0] for one in found] == ["tasks"]
         assert keys(made(tasks=[{"kind": "swap", "labels": [1, 2]}]), kind) == []
         assert keys(made(tasks=[{"kind": "cycle", "last": 4}]), kind) == []
         return
+    key = "models.0.matching" if key == "models" else key
     assert key in found
-    assert key not in keys(made(**within, **{key: value}), kind)
+    assert key not in keys(made(**within, **setting), kind)
     assert key not in keys(made(**without), kind)  # left out, nobody asks for it
 
 
 def test_the_table_is_tested_and_names_keys_that_there_are() -> None:
     known = {need.key for need in NEEDS}
-    tested = {row[0] for row in ROWS if row[0] != "tasks"} | {"tasks.*.labels", "tasks.*.last"}
+    tested = {row[0] for row in ROWS} - {"tasks", "models"}
+    tested |= {"tasks.*.labels", "tasks.*.last", "models.*.matching"}
     assert known == tested | set(LIVE_ONLY) | ELSEWHERE
     assert len(known) == len(NEEDS)
     for need in NEEDS:

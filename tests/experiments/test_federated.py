@@ -127,6 +127,37 @@ def test_feddyn_follows_the_paper_for_three_rounds():
     np.testing.assert_allclose(found.correction, h, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    "method", [FedAvg(), FedDyn(alpha=0.1), Scaffold(server_rate=2.0)], ids=repr
+)
+def test_the_server_averages_the_statistics_of_batch_norm(method):
+    clients = make_clients((6, 6, 6), norm="average")
+    w = after(method, clients, rounds=3).w
+    trained = torch.stack([client.values() for client in clients]).mean(0)
+    names = list(clients[0].network.slicing.anatomy.views(w))
+    assert names[-2:] == ["1.running_mean", "1.running_var"]
+    np.testing.assert_allclose(w[-2 * HIDDEN :], trained[-2 * HIDDEN :], **CLOSE)
+
+
+def test_clients_with_statistics_of_their_own_are_tested_one_by_one():
+    clients = make_clients((20, 30), norm="local")
+    for client in clients:
+        client.learner.held_out = clients[0].learner.held_out
+    method = FedAvg()
+    first, second = method.test(after(method, clients, rounds=3), clients)
+    assert (first.loss, second.loss) == (clients[0].test().loss, clients[1].test().loss)
+    assert first.loss != second.loss
+
+
+def test_clients_test_the_pooled_network_with_its_statistics():
+    clients = make_clients((20, 30), norm="local")
+    for client in clients:
+        client.learner.held_out = clients[0].learner.held_out
+    method = Pooled()
+    first, second = method.test(after(method, clients, rounds=3), clients)
+    assert first.loss == second.loss
+
+
 def test_moon_contrasts_with_the_servers_and_the_former_network():
     [client], mu, tau = make_clients((5,)), 2.0, 0.5
     method = Moon(mu=mu, temperature=tau)

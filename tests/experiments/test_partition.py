@@ -56,6 +56,10 @@ def test_iid_is_random_but_repeats_for_a_seed() -> None:
 def test_too_many_samples_says_how_many() -> None:
     with pytest.raises(DataError, match=r"17 peers with 3500 samples each need 59500.* are 50000"):
         partition.successive(50000, 17, 3500)
+    with pytest.raises(
+        DataError, match=r"3 peers with 1 samples each need 3, there are 2: use fewer"
+    ):
+        partition.iid(2, 3)
     with pytest.raises(DataError, match="at least one peer"):
         partition.iid(10, 0)
 

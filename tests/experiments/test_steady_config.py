@@ -205,10 +205,25 @@ def test_peers_learn_with_a_robust_mean(mode, robust):
             {},
             "'gossip.robust': it is for the modes rounds and server, not for 'async'",
         ),
+        (
+            {"mode": "steady"},
+            {},
+            "'gossip.robust': it is for the modes rounds and server, not for 'steady'",
+        ),
         ({"mode": "rounds", "compress": "int8"}, {}, "'gossip.compress'"),
+        ({"mode": "rounds", "drift": 0.1}, {}, "'gossip.drift': .* every value"),
         ({"mode": "rounds"}, {"weights": "samples"}, "'weights': .* without weight"),
     ],
 )
 def test_what_does_not_go_with_a_robust_mean(gossip, changes, message):
     with pytest.raises(ConfigError, match=message):
         Simulation.of(config(gossip=gossip | {"robust": "trimmed"}, **changes))
+
+
+@pytest.mark.parametrize("mode", ["async", "steady"])
+def test_robust_means_are_not_for_virtual_time(mode):
+    settings = config(gossip={"mode": mode, "robust": "trimmed"}, time={})
+    with pytest.raises(
+        ConfigError, match=r"'gossip\.robust': it is for the modes rounds and server"
+    ):
+        LearningSimulation(settings)

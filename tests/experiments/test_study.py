@@ -148,14 +148,19 @@ def test_a_batch_that_was_half_written_is_finished(tmp_path: Path) -> None:
 
 
 def failing(cells: list[Cell], job: Job) -> list[Record]:
-    if cells[0].key in ("slow-2", "fast-3"):
-        raise ValueError(f"{cells[0].key} cannot be squared")
+    for cell in cells:
+        if cell.key in ("slow-2", "fast-3"):
+            raise ValueError(f"{cell.key} cannot be squared")
     return square(cells, job)
 
 
+@pytest.mark.parametrize("size", [1, 2, 6])
 @pytest.mark.parametrize("on", ["local:1", "local:2"])
-def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, on: str) -> None:
-    study = replace(STUDY, run=failing)
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, on: str, size: int) -> None:
+    def batches(cells: Sequence[Cell]) -> list[list[Cell]]:
+        return [[*cells[start : start + size]] for start in range(0, len(cells), size)]
+
+    study = replace(STUDY, run=failing, batches=batches)
     with pytest.raises(
         ConfigError, match=r"2 of 6 runs failed, the first with: .* cannot be squared"
     ):

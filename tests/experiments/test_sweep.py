@@ -166,6 +166,12 @@ def test_a_run_in_virtual_time_has_an_outcome_too() -> None:
     assert 0 <= one.worst <= one.accuracy <= 1
 
 
+def test_virtual_time_ends_a_run_of_peers_that_learn_for_ever_and_has_named_metrics() -> None:
+    made = tiny() | {"time": {"seconds": 2.0}, "rounds": "forever"}
+    made["training"] = {"local_samples": 20, "metrics": ["f1"]}
+    assert set(outcome(parse_config(made)).metrics) == {"f1"}
+
+
 def test_runs_in_one_stack_are_the_same_runs() -> None:
     made = tiny(**{"seed": [0, 1, 2], "training.rate": [0.1, 1.0]})
     made["models"].append({"name": "pair", "layout": "0-1-0", "peers": 2, "depends": ["global"]})
@@ -207,6 +213,9 @@ def test_only_what_fits_is_stacked() -> None:
         {"network.layout": ["64=9000=10"]},
         {"time.loss": [0.1]},
         {"topology": ["ring"]},
+        {
+            "fednp.strength": [0.1]
+        },  # a FedNP learner knows its network and its number of peers itself
     ):
         cells = expand(parse_config(tiny(**change, seeds=3)))
         assert [len(batch) for batch in stackable_batches(cells)] == [1, 1, 1]

@@ -311,6 +311,7 @@ def test_draws_are_even_and_independent() -> None:
         ("exponential:-1", "mean is -1, it must be positive"),
         ("gamma:1:x", "shape is 'x', not a number"),
         ("uniform:2:1", "low, 2, is above its high, 1"),
+        ("lognormal:1:1000", "sigma is 1000: give at most 30"),
         (-0.5, "value is -0.5, it must be positive"),
         ("-0.5", "value is -0.5, it must be positive"),
         ({"kind": "gamma", "mean": 1, "shap": 2}, "did you mean 'shape'?"),

@@ -96,6 +96,7 @@ def test_disconnected_draw_names_components() -> None:
         (lambda: graphs.erdos_renyi(9, p=1.5), "probability"),
         (lambda: graphs.watts_strogatz(9, degree=3), "even"),
         (lambda: graphs.barabasi_albert(4, links=4), "1 … 3"),
+        (lambda: graphs.geographic(9, radius=-1.0), "radius is a distance, above 0"),
         (lambda: graphs.clusters(4, clusters=9), "9 clusters"),
         (lambda: graphs.clusters(4, clusters=2, links=5), "links between them, not 5"),
     ],
