@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -127,7 +128,7 @@ def compare_command(
 
     swarm_graphs = [options.load(graph) for graph in graphs]
     learns = comparing.worth_learning(swarm_graphs) if learn is None else learn
-    if megabytes is not None and megabytes <= 0:
+    if megabytes is not None and not 0 < megabytes < inf:
         raise TopologyError(f"--megabytes {megabytes:g}: give a positive number")
     results = _results(output, "compare", f"{len(swarm_graphs)} graphs")
     learning = comparing.Learning(rounds=rounds, seed=options.seed)
@@ -237,6 +238,14 @@ def advise_command(
 
     _check_tolerance(tolerance)
     if peers is None or graph is not None or hostile is not None:
+        given = {
+            "--degree": degree, "--kilobytes": kilobytes, "--groups": groups, "--out": output.out,
+            "--force": output.force or None,
+        }  # fmt: skip
+        if extra := [option for option, value in given.items() if value is not None]:
+            raise TopologyError(
+                f"--graph and --hostile only print links to add: leave out {extra[0]}"
+            )
         _advise_links(graph, hostile, peers, seed)
         return
     members = None if groups is None else comparing.groups_from(groups, peers)

@@ -129,12 +129,14 @@ def invite_command(
     key = security.Identity.load(owner)
     if peer is not None:
         label, public = security.read_labelled_key(peer)
-        invitation = security.invite(key, swarm, label, public, models=model, days=days or 365.0)
+        invitation = security.invite(
+            key, swarm, label, public, models=model, days=365.0 if days is None else days
+        )
         security.save_invitation(out, invitation)
     else:
         assert uses is not None
         invitation, secret = security.open_ticket(
-            key, swarm, uses=uses, models=model, days=days or 7.0
+            key, swarm, uses=uses, models=model, days=7.0 if days is None else days
         )
         security.save_ticket(out, invitation, secret)
     claims = security.read_claims(invitation, key.public)

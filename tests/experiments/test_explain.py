@@ -147,6 +147,8 @@ def test_a_new_project_names_its_own_functions(gossamer, like):
 
 def test_a_project_that_cannot_be_a_module_is_refused(gossamer):
     assert "cannot be the name of a Python module" in gossamer("new", "my-swarm").err
+    assert "numpy.py would hide Python's module numpy" in gossamer("new", "numpy").err
+    assert not Path("numpy.py").exists()
     assert "did you mean 'karate'?" in gossamer("new", "mine", "--like", "karat").err
 
 

@@ -254,6 +254,7 @@ def test_a_config_without_keys_says_so(gossamer: Run, tmp_path: Path) -> None:
         (["broker", "--cluster", "2"], "a cluster of 2 nodes: use 3 or 5"),
         (["broker", "--cluster", "3", "--kind", "mosquitto"], "--cluster runs nats-servers"),
         (["broker", "--cluster", "3", "--tls", "certificates"], "use gossamer broker config"),
+        (["broker", "--cluster", "3", "--swarm", "garden"], "leave --swarm out"),
         (
             ["broker", "config", "--nodes", "a,b", "--swarm", "s", "--peer", "anna@x"],
             "--nodes a,b: give 3 or 5 different hosts",

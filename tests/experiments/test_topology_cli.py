@@ -177,6 +177,11 @@ FILES = {
         (("advise", "--peers", "9", "--groups", "x"), "--groups 'x': give a number of groups"),
         (("advise", "--peers", "9", "--groups", "7"), "--groups 7: 9 peers form 1 … 4 groups"),
         (("advise", "--peers", "1"), "at least 2 peers, not 1"),
+        (
+            ("advise", "--graph", "ring", "--hostile", "1", "--degree", "3"),
+            "--graph and --hostile only print links to add: leave out --degree",
+        ),
+        (("compare", "ring", "torus", "--megabytes", "nan"), "--megabytes nan: give a positive"),
     ],
 )
 def test_bad_input_is_one_line(
