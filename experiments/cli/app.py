@@ -32,6 +32,7 @@ from .console import (
     AtLeastOne,
     AtLeastOneIfGiven,
     Output,
+    Seed,
     Torch,
     YesOrNo,
     app,
@@ -497,7 +498,7 @@ def virtual_command(
     loss: float = 0.0,
     fanout: AtLeastOne = 1,
     threads: AtLeastOne = 1,
-    seed: int = 0,
+    seed: Seed = 0,
     output: Output,
 ) -> None:
     """Simulate push-sum averaging of random numbers, without learning: for many thousand peers.

@@ -10,7 +10,7 @@ import typer
 
 from ..results import Results
 from . import console
-from .console import AtLeastOne, AtLeastOneIfGiven, Output, command, command_group, load_torch
+from .console import AtLeastOne, AtLeastOneIfGiven, Output, Seed, command, command_group, load_torch
 
 if TYPE_CHECKING:
     from ...topology import Rule
@@ -55,7 +55,7 @@ class GraphOptions:
     weights: Weights = None
     tolerance: float = 1e-6
     bridge: bool = False
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         if self.weights is not None and self.weights not in RULES:
@@ -211,7 +211,7 @@ def advise_command(
     parameters: AtLeastOne = 1000,
     groups: str | None = None,
     tolerance: float = 1e-6,
-    seed: int = 0,
+    seed: Seed = 0,
     output: Output,
 ) -> None:
     """Recommend graphs for a swarm: ranked by how fast they average, within a budget of links or bytes.

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -287,6 +288,8 @@ def read_folders(paths: Sequence[Path]) -> list[RunFolder | StudyFolder]:
     """
     folders: list[RunFolder | StudyFolder] = []
     for folder in (folder for path in paths for folder in _read(path)):
+        if any(folder.path.resolve() == other.path.resolve() for other in folders):
+            continue  # named twice: results/garden is its latest run
         for index, other in enumerate(folders):
             if (
                 isinstance(folder, RunFolder)
@@ -297,12 +300,17 @@ def read_folders(paths: Sequence[Path]) -> list[RunFolder | StudyFolder]:
                 break
         else:
             folders.append(folder)
-    names = [folder.name for folder in folders]
-    doubled = {name for name in names if names.count(name) > 1}
-    for folder in folders:
-        if folder.name in doubled:  # two runs of one config
-            object.__setattr__(folder, "name", f"{folder.name} {folder.path.name}")
-    return folders
+    names = Counter(folder.name for folder in folders)
+    numbers = Counter((folder.name, folder.path.name) for folder in folders)
+
+    def name(folder: Folder) -> str:
+        if names[folder.name] == 1:
+            return folder.name
+        if numbers[folder.name, folder.path.name] == 1:  # two runs of one config
+            return f"{folder.name} {folder.path.name}"
+        return str(folder.path)  # one of them live, and both the first of their kind
+
+    return [replace(folder, name=name(folder)) for folder in folders]
 
 
 def _joined(first: RunFolder, second: RunFolder) -> RunFolder:

@@ -78,6 +78,17 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     assert "mean accuracy of all runs, by round" in html
 
 
+def test_runs_of_one_config_have_names_of_their_own(tmp_path: Path) -> None:
+    paths = [
+        write_run(tmp_path / "garden" / "001"),
+        write_run(tmp_path / "garden-live" / "001"),
+        write_run(tmp_path / "garden" / "002"),
+    ]
+    folders = read_folders([*paths, paths[0]])
+    names = [str(paths[0]), str(paths[1]), "garden 002"]
+    assert [folder.name for folder in folders] == names
+
+
 def test_live_run_shows_who_was_killed_and_who_left(tmp_path: Path) -> None:
     (run,) = read_folders([write_live(tmp_path / "run")])
     history = run.history()
