@@ -386,9 +386,10 @@ def _decide_claims(options: StudyOptions, output: Output) -> None:
         )
     load_torch()
     from ..papers import claims
-    from ..results import make_folder, write_bytes
+    from ..results import make_folder, require_folder, write_bytes
 
     results = Path("results/paper")
+    out = require_folder(output.out or results)
     rows = claims.rows([results, Path("docs/papers")])
     console.table(
         "the papers' claims",
@@ -399,7 +400,7 @@ def _decide_claims(options: StudyOptions, output: Output) -> None:
         ]
         + [(each.origin, each.text, claims.CANNOT, each.reason, "") for each in claims.UNAVAILABLE],
     )
-    folder = make_folder(output.out or results)
+    folder = make_folder(out)
     pictures = claims.draw_overview(make_folder(folder / "papers") / "overview", rows)[:1]
     pictures += claims.draw_figures(folder / "papers", rows)
     text = claims.page(rows, [picture.relative_to(folder).as_posix() for picture in pictures])

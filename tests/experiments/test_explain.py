@@ -128,6 +128,10 @@ def test_an_example_runs_from_any_folder(gossamer):
     assert 'name = "karate"' in gossamer("examples", "karate").out
 
 
+def test_no_key_is_all_keys(gossamer):
+    assert gossamer("explain", "").out == gossamer("explain").out
+
+
 def test_an_unknown_example_gets_the_nearest(gossamer):
     assert "did you mean 'karate'?" in gossamer("simulate", "example:karat").err
 

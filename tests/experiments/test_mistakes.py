@@ -91,6 +91,7 @@ def test_a_caption_counts_the_seeds_that_there_are(
         ["demo", "--out", "afile"],
         ["virtual", "--peers", "8", "--out", "afile"],
         ["study", "private", "--out", "afile"],
+        ["paper", "claims", "--out", "afile"],
         ["keygen", "anna", "--out", "afile/x"],
         ["broker", "--tls", "afile"],
     ],
