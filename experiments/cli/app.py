@@ -694,10 +694,10 @@ def _message_for_user(error: GossamerError | OSError) -> str | None:
     """Return a one-line message for an error that the user can fix; None for one that needs a traceback."""
     if isinstance(error, GossamerError):
         return str(error)
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return None
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}no space left on its disk; free some and run again"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}no space left on its disk; free some and run again"
+    return f"{where}{error.strerror}" if where else None
 
 
 def _comes_from_interrupt(error: BaseException | None) -> bool:

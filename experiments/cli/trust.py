@@ -67,7 +67,7 @@ def enrol_command(
     if rounds != "forever" and not (rounds.isdecimal() and int(rounds) > 0):
         raise ConfigError(f'--rounds {rounds}: should be a number of rounds, or "forever"')
     settings = {"rounds": rounds if rounds == "forever" else int(rounds)}
-    swarm_folder = SwarmFolder(folder or Path(swarm), swarm, broker)
+    swarm_folder = SwarmFolder(require_folder(folder or Path(swarm)), swarm, broker)
     files = swarm_folder.enrol(names, models=model, days=days, settings=settings)
     console.print_written(files)
     for line in swarm_folder.next_steps():
