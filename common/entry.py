@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -70,14 +71,12 @@ def load_entry(name: str) -> Callable[..., Any]:
         raise EntryError(f"entry point {name!r}: {describe_error(module_name, error)}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        known = [
-            key
-            for key, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", None) == module_name
-        ]
+        public = {k: v for k, v in vars(module).items() if callable(v) and not k.startswith("_")}
+        own = [k for k, v in public.items() if getattr(v, "__module__", None) == module_name]
+        known = hint(function_name, own or public, are="it has")  # a package has its modules' names
         raise EntryError(
             f"entry point {name!r}: {module_name!r} has no function or class {function_name!r}; "
-            f"{hint(function_name, known, are='it has')}"
+            f"{textwrap.shorten(known, 300, placeholder=' …')}"
         )
     return function
 

@@ -461,8 +461,8 @@ def require_models_connected(graph: nx.Graph, members: Members, rule: Rule = "pu
         has_unused_links = without_zero_weights(graph, rule) is not graph
         raise DisconnectedError(
             f"{len(disconnected)} of {len(members)} partial models cannot gossip among all their peers"
-            f"{', since links of weight 0 carry nothing' * has_unused_links}:\n  {lines}\n"
-            "Add links between the components; gossamer.topology.bridge lists the fewest that are needed",
+            f"{', since links of weight 0 carry nothing' * has_unused_links}:\n  {lines};\n"
+            "add links between the components; gossamer.topology.bridge lists the fewest that are needed",
             next(iter(disconnected.values())),
         )
     # With the rule `push` every peer keeps a share of its own mass, so that mass cannot circulate for ever.

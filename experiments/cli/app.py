@@ -32,6 +32,7 @@ from .console import (
     AtLeastOne,
     AtLeastOneIfGiven,
     Output,
+    Seed,
     Torch,
     YesOrNo,
     app,
@@ -385,9 +386,10 @@ def _decide_claims(options: StudyOptions, output: Output) -> None:
         )
     load_torch()
     from ..papers import claims
-    from ..results import make_folder, write_bytes
+    from ..results import make_folder, require_folder, write_bytes
 
     results = Path("results/paper")
+    out = require_folder(output.out or results)
     rows = claims.rows([results, Path("docs/papers")])
     console.table(
         "the papers' claims",
@@ -398,7 +400,7 @@ def _decide_claims(options: StudyOptions, output: Output) -> None:
         ]
         + [(each.origin, each.text, claims.CANNOT, each.reason, "") for each in claims.UNAVAILABLE],
     )
-    folder = make_folder(output.out or results)
+    folder = make_folder(out)
     pictures = claims.draw_overview(make_folder(folder / "papers") / "overview", rows)[:1]
     pictures += claims.draw_figures(folder / "papers", rows)
     text = claims.page(rows, [picture.relative_to(folder).as_posix() for picture in pictures])
@@ -497,7 +499,7 @@ def virtual_command(
     loss: float = 0.0,
     fanout: AtLeastOne = 1,
     threads: AtLeastOne = 1,
-    seed: int = 0,
+    seed: Seed = 0,
     output: Output,
 ) -> None:
     """Simulate push-sum averaging of random numbers, without learning: for many thousand peers.
@@ -692,10 +694,10 @@ def _message_for_user(error: GossamerError | OSError) -> str | None:
     """Return a one-line message for an error that the user can fix; None for one that needs a traceback."""
     if isinstance(error, GossamerError):
         return str(error)
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return None
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}no space left on its disk; free some and run again"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{where}no space left on its disk; free some and run again"
+    return f"{where}{error.strerror}" if where else None
 
 
 def _comes_from_interrupt(error: BaseException | None) -> bool:

@@ -88,10 +88,15 @@ def broker_command(
     if kind is not None and program is None:
         raise ConfigError(f"broker: --kind {kind}: write {' or '.join(BROKER_KINDS)}")
     if cluster is not None:
-        if kind == "mosquitto" or websockets is not None or tls or acl or enrolled or host:
+        refused = {
+            "--kind mosquitto": kind == "mosquitto", "--websockets": websockets is not None,
+            "--host": host, "--tls": tls, "--tls-name": tls_name, "--acl": acl, "--swarm": swarm,
+            "--peer": peer, "--observer": observer, "--discovery": discovery, "--enrolled": enrolled,
+        }  # fmt: skip
+        if options := [option for option, given in refused.items() if given]:
             raise ConfigError(
-                "broker: --cluster runs nats-servers on this machine without TLS and rules: leave --kind, "
-                "--host, --websockets, --tls, --acl and --enrolled out, or use gossamer broker config"
+                "broker: --cluster runs nats-servers on this machine without TLS and rules: leave "
+                f"{options[0]} out, or use gossamer broker config"
             )
         from ...peer import serve_cluster  # slow to import
 

@@ -195,6 +195,7 @@ PortIfGiven = Annotated[int | None, typer.Option(parser=_port, metavar="PORT")]
 Out = Annotated[Path | None, typer.Option("--out", "-o")]
 AtLeastOne = Annotated[int, typer.Option(min=1, metavar="N")]
 AtLeastOneIfGiven = Annotated[int | None, typer.Option(min=1, metavar="N")]
+Seed = Annotated[int, typer.Option(min=0, metavar="N")]
 YesOrNo = Annotated[bool, typer.Option()]
 """An option that can be negated: `--shrink` and `--no-shrink`."""
 

@@ -36,7 +36,7 @@ def explain_command(key: str | None = None) -> None:
     """
     from ..config.reference import explain, reference
 
-    if key is None:
+    if not key:
         tables = reference()
         name_width = max(len(key.name) for table in tables for key in table.keys)
         for table in tables:

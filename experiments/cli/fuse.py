@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from ..page.history import natural_key
 from ..results import CHECKPOINT_FILE, atomic_path, find_run
 from . import console
-from .console import YesOrNo, command, load_torch
+from .console import Seed, YesOrNo, command, load_torch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +69,7 @@ def fuse_command(
     order: str | None = None,
     data: str | None = None,
     activation: str | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> None:
     """Fuse trained networks into one, though their cells differ in order or number.
 

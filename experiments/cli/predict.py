@@ -92,18 +92,26 @@ def _outputs(learner: Learner, array: np.ndarray[Any, Any], path: Path) -> Tenso
     import numpy as np
     import torch
 
-    values = torch.from_numpy(np.ascontiguousarray(array))
-    if values.is_floating_point() or not _takes_integers(learner):
-        values = values.to(learner.network.flat.dtype)
+    # Of the two types that torch knows for sure; a file may have any size and byte order of numbers.
+    if _takes_integers(learner):
+        with np.errstate(invalid="ignore"):
+            integers = array.astype(np.int64)
+        if (integers != array).any():
+            raise ConfigError(
+                f"{path}: the network was trained with integers; these are not all integers"
+            )
+        values = torch.from_numpy(integers)
+    else:
+        values = torch.from_numpy(array.astype(np.float64)).to(learner.network.flat.dtype)
     shape = _input_shape(learner)
     if shape is not None and values[0].numel() == shape.numel():
         values = values.reshape(len(values), *shape)  # rows of a table, for a network of images
     try:
         with torch.no_grad():
             outputs = learner.network(values)
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:  # the second: a token that an embedding lacks
         size = " x ".join(map(str, values.shape[1:]))
-        if shape is None:
+        if shape is None or values.shape[1:] == shape:
             reason = " ".join(str(error).split())
         else:
             reason = f"it was trained with {' x '.join(map(str, shape))}"

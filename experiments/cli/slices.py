@@ -45,8 +45,8 @@ def slices_command(
     depends: list[str] | None = None,
     shape: Annotated[str | None, typer.Option("--input")] = None,
     option: list[str] | None = None,
-    buffers: str = "average",
-    peer: Annotated[int, typer.Option(min=0)] = 0,
+    buffers: str | None = None,
+    peer: Annotated[int | None, typer.Option(min=0)] = None,
     output: Output,
 ) -> None:
     """Print and draw a network's layers, and how many of their cells each partial model has and averages.
@@ -61,17 +61,20 @@ def slices_command(
             averaged by the first; repeat for more.
         shape: The shape of one sample, as in 3x32x32.
         option: An argument of the network's function: hidden=64, 'widths=[8, 16]'; repeat for more.
-        buffers: What happens to the statistics of batch norm: average, local or recompute.
-        peer: With a config: the number of the peer whose network is shown.
+        buffers: What happens to the statistics of batch norm: average (the default), local or recompute.
+        peer: With a config: the number of the peer whose network is shown, 0 if left out.
     """
     if module.endswith(".toml"):
         options = {"--give": give, "--depends": depends, "--input": shape, "--option": option}
+        options["--buffers"] = buffers
         if extra := [name for name, value in options.items() if value]:
             raise ConfigError(f"{extra[0]}: the config {module} sets this already; leave it out")
-        network, name = _network_of_config(Path(module), peer)
+        network, name = _network_of_config(Path(module), peer or 0)
+    elif peer is not None:
+        raise ConfigError(f"--peer: is for a config, and {module} is none; leave it out")
     else:
         network, name = _network_by_name(
-            module, give or ["global=0.8"], depends, shape, option, buffers
+            module, give or ["global=0.8"], depends, shape, option, buffers or "average"
         )
     file = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     results = output.results(f"results/slices/{file}", "slices")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from ..results import Results
 from . import console
-from .console import AtLeastOne, AtLeastOneIfGiven, Output, command, command_group, load_torch
+from .console import AtLeastOne, AtLeastOneIfGiven, Output, Seed, command, command_group, load_torch
 
 if TYPE_CHECKING:
     from ...topology import Rule
@@ -54,7 +55,7 @@ class GraphOptions:
     weights: Weights = None
     tolerance: float = 1e-6
     bridge: bool = False
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         if self.weights is not None and self.weights not in RULES:
@@ -127,7 +128,7 @@ def compare_command(
 
     swarm_graphs = [options.load(graph) for graph in graphs]
     learns = comparing.worth_learning(swarm_graphs) if learn is None else learn
-    if megabytes is not None and megabytes <= 0:
+    if megabytes is not None and not 0 < megabytes < inf:
         raise TopologyError(f"--megabytes {megabytes:g}: give a positive number")
     results = _results(output, "compare", f"{len(swarm_graphs)} graphs")
     learning = comparing.Learning(rounds=rounds, seed=options.seed)
@@ -210,7 +211,7 @@ def advise_command(
     parameters: AtLeastOne = 1000,
     groups: str | None = None,
     tolerance: float = 1e-6,
-    seed: int = 0,
+    seed: Seed = 0,
     output: Output,
 ) -> None:
     """Recommend graphs for a swarm: ranked by how fast they average, within a budget of links or bytes.
@@ -237,6 +238,14 @@ def advise_command(
 
     _check_tolerance(tolerance)
     if peers is None or graph is not None or hostile is not None:
+        given = {
+            "--degree": degree, "--kilobytes": kilobytes, "--groups": groups, "--out": output.out,
+            "--force": output.force or None,
+        }  # fmt: skip
+        if extra := [option for option, value in given.items() if value is not None]:
+            raise TopologyError(
+                f"--graph and --hostile only print links to add: leave out {extra[0]}"
+            )
         _advise_links(graph, hostile, peers, seed)
         return
     members = None if groups is None else comparing.groups_from(groups, peers)

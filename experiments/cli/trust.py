@@ -67,7 +67,7 @@ def enrol_command(
     if rounds != "forever" and not (rounds.isdecimal() and int(rounds) > 0):
         raise ConfigError(f'--rounds {rounds}: should be a number of rounds, or "forever"')
     settings = {"rounds": rounds if rounds == "forever" else int(rounds)}
-    swarm_folder = SwarmFolder(folder or Path(swarm), swarm, broker)
+    swarm_folder = SwarmFolder(require_folder(folder or Path(swarm)), swarm, broker)
     files = swarm_folder.enrol(names, models=model, days=days, settings=settings)
     console.print_written(files)
     for line in swarm_folder.next_steps():
@@ -129,12 +129,14 @@ def invite_command(
     key = security.Identity.load(owner)
     if peer is not None:
         label, public = security.read_labelled_key(peer)
-        invitation = security.invite(key, swarm, label, public, models=model, days=days or 365.0)
+        invitation = security.invite(
+            key, swarm, label, public, models=model, days=365.0 if days is None else days
+        )
         security.save_invitation(out, invitation)
     else:
         assert uses is not None
         invitation, secret = security.open_ticket(
-            key, swarm, uses=uses, models=model, days=days or 7.0
+            key, swarm, uses=uses, models=model, days=7.0 if days is None else days
         )
         security.save_ticket(out, invitation, secret)
     claims = security.read_claims(invitation, key.public)

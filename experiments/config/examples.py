@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import keyword
 import re
+import sys
 import textwrap
 import tomllib
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
@@ -85,6 +87,11 @@ def write_project(name: str, example: str, folder: Path) -> list[Path]:
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ConfigError(
             f"{name!r} cannot be the name of a Python module: use letters, digits and _, as in my_swarm"
+        )
+    installed = [path for path in sys.path if path.endswith("-packages")]
+    if name in sys.stdlib_module_names or PathFinder.find_spec(name, installed) is not None:
+        raise ConfigError(
+            f"{name!r}: {name}.py would hide Python's module {name}; choose another name"
         )
     source = example_path(example)
     text = source.read_text("utf-8")

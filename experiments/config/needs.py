@@ -521,13 +521,21 @@ def warn_unused_in_sweep(
     config: Config, axes: Mapping[str, Sequence[Any]], runs: Sequence[Config], source: str
 ) -> None:
     """Print a warning for every key, except the swept ones, that has no effect in any run of a sweep."""
+    for key, need in unused_in_sweep(config, axes, runs):
+        if need.reaction == "warn":
+            console.warn(_message(source, key, need))
+    _warn_prior(runs, source)
+
+
+def unused_in_sweep(
+    config: Config, axes: Mapping[str, Sequence[Any]], runs: Sequence[Config]
+) -> Iterator[tuple[str, Need]]:
+    """Yield the keys, except the swept ones, that have no effect in any run of a sweep; see `unused`."""
     extra = UNUSED_IN_SWEEPS
     unused_by_run = [{key for key, _ in unused(run, _run_of(run), extra)} for run in runs]
     for key, need in unused(config, _run_of(runs[0]), extra):
-        is_unused = key not in axes and all(key in keys for keys in unused_by_run)
-        if need.reaction == "warn" and is_unused:
-            console.warn(_message(source, key, need))
-    _warn_prior(runs, source)
+        if key not in axes and all(key in keys for keys in unused_by_run):
+            yield key, need
 
 
 def _run_of(config: Config) -> Run:

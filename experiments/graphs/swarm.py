@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
+from gossamer.errors import hint
+
 from ...gossip import FANOUT, needed_neighbours, tolerated
 from ...peer import NeighbourSettings
 from ...topology import (
@@ -354,6 +356,8 @@ def load_graph(
     """
     if text.endswith(".toml"):
         topology = _from_config(Path(text))
+        if peers not in (None, count := len(topology.graph)):
+            raise TopologyError(f"{text}: has {count} peers, not {peers}")
     elif (builder := parse(text)[0]) in SCHEDULES:
         topology = _from_schedule(text, build_schedule(text, peers or DEFAULT_PEERS, seed))
     else:
@@ -395,6 +399,11 @@ def groups_of(topology: SwarmGraph, key: str | None = None) -> dict[int, str]:
     for name in [key] if key else GROUP_KEYS:
         if any(name in data for _, data in graph.nodes(data=True)):
             return {peer: str(graph.nodes[peer].get(name, "none")) for peer in graph}
+    if key:
+        known = {name: None for _, data in graph.nodes(data=True) for name in data}
+        raise TopologyError(
+            f"{topology.name}: no peer has the attribute {key!r}; {hint(key, known, are='there are')}"
+        )
     semi_local: Mapping[int, list[str]] = {peer: [] for peer in graph}
     for model, peers in topology.models.items():
         if len(set(peers)) < len(graph):

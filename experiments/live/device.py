@@ -101,7 +101,13 @@ class JoinPlan:
 
 def read_join(path: Path) -> JoinConfig:
     """Read a device's file."""
-    return parse_table(JoinConfig, read_table(path), str(path))
+    table = read_table(path)
+    if "peers" in table:
+        raise ConfigError(
+            f"{path}: has 'peers', so it is the config of a swarm; a device has a file of its own, with "
+            f'config = "{path.name}" and the index of its peer, index = 0'
+        )
+    return parse_table(JoinConfig, table, str(path))
 
 
 def change_bans(path: Path, name: str, *, lift: bool = False) -> list[str]:

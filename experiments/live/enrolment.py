@@ -211,9 +211,11 @@ class SwarmFolder:
         names: dict[str, str] = dict(description.get("peers", {}))  # NAME@ID by label
         for label in labels:
             check_label(label)
-            if label in names or labels.count(label) > 1:
+            if labels.count(label) > 1:
+                raise ConfigError(f"enrol: {label} is named twice; give each device its own name")
+            if label in names:
                 raise ConfigError(
-                    f"enrol: {label} is enrolled in {self.folder} already, as {names.get(label, label)}; "
+                    f"enrol: {label} is enrolled in {self.folder} already, as {names[label]}; "
                     "give the device another name"
                 )
             if (path := self.folder / f"{label}{ENDING}").exists():

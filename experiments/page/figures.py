@@ -357,7 +357,7 @@ class Panels:
             self.marks.data = {
                 "time": [event.time for event in marked],
                 "colour": [EVENT_COLOURS[_ROW_OF[event.kind]] for event in marked],
-                "text": [f"{event.peer}: {event.text}" for event in marked],
+                "text": [": ".join(filter(None, (event.peer, event.text))) for event in marked],
                 "what": [MARKED[event.kind] for event in marked],
             }
         first = min((event.time for event in events if event.time < 0), default=0.0)

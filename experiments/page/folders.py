@@ -7,13 +7,14 @@ import json
 import re
 import shlex
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite, nan
 from os import SEEK_END
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...peer import label
 from ..config.tables import flat_keys
@@ -28,6 +29,10 @@ from ..results import (
     read_records,
 )
 from .history import Event, History, Kind, Observation, group_peers, natural_key
+
+if TYPE_CHECKING:
+    from ..config.needs import Need
+    from ..config.tables import Experiment
 
 Timed = TypeVar("Timed", Observation, Event)
 SAMPLES = 200
@@ -85,30 +90,40 @@ class Folder:
 
         All of them if the folder has no config that this version can read.
         """
-        from ..config.needs import unused
-        from ..config.tables import Config, Experiment, parse_table
+        from ..config.tables import Config, parse_table
 
-        is_comparison = "methods" in self.config
-        model = Experiment if is_comparison else Config
-        known = {key: value for key, value in self.config.items() if key in model.model_fields}
-        others = {key: value for key, value in self.config.items() if key not in known}
+        model: type[Experiment] = Config
+        if "methods" in self.config:
+            from ..federated.comparison import Comparison  # takes half a second
+
+            model = Comparison
         try:
-            config = parse_table(model, known, str(self.path))
+            config = parse_table(model, self.config, str(self.path))
+            no_effect = [key for key, _ in self._unused(config)]
         except ConfigError:
             return self.settings
-        run = "live" if self.command in ("swarm", "demo") else "lockstep"
-        if is_comparison:
-            run = "compare"
-        elif isinstance(config, Config) and config.time is not None:
-            run = "virtual"
-        # A sweep may give a key its effect in some of its runs.
-        no_effect = [] if self.command == "sweep" else [key for key, _ in unused(config, run)]
-        changed = config.model_dump(mode="json", exclude_defaults=True) | others
+        changed = config.model_dump(mode="json", exclude_defaults=True)
         return {
             key: text
             for key, text in flat_keys(changed).items()
             if not any(f"{key}.".startswith(f"{unused_key}.") for unused_key in no_effect)
         }
+
+    def _unused(self, config: Experiment) -> Iterator[tuple[str, Need]]:
+        """Yield the keys of the config that have no effect in the run, or in any run of a sweep."""
+        from ..config.needs import unused, unused_in_sweep
+        from ..config.tables import Config
+
+        if not isinstance(config, Config):
+            return unused(config, "compare")
+        if self.command == "sweep":
+            from ..study.sweep import axes_of, expand
+
+            runs = [cell.config for cell in expand(config)]
+            return unused_in_sweep(config, axes_of(config), runs)
+        if self.command in ("swarm", "demo"):
+            return unused(config, "live")
+        return unused(config, "lockstep" if config.time is None else "virtual")
 
 
 @dataclass(frozen=True)
@@ -287,6 +302,8 @@ def read_folders(paths: Sequence[Path]) -> list[RunFolder | StudyFolder]:
     """
     folders: list[RunFolder | StudyFolder] = []
     for folder in (folder for path in paths for folder in _read(path)):
+        if any(folder.path.resolve() == other.path.resolve() for other in folders):
+            continue  # named twice: results/garden is its latest run
         for index, other in enumerate(folders):
             if (
                 isinstance(folder, RunFolder)
@@ -297,12 +314,17 @@ def read_folders(paths: Sequence[Path]) -> list[RunFolder | StudyFolder]:
                 break
         else:
             folders.append(folder)
-    names = [folder.name for folder in folders]
-    doubled = {name for name in names if names.count(name) > 1}
-    for folder in folders:
-        if folder.name in doubled:  # two runs of one config
-            object.__setattr__(folder, "name", f"{folder.name} {folder.path.name}")
-    return folders
+    names = Counter(folder.name for folder in folders)
+    numbers = Counter((folder.name, folder.path.name) for folder in folders)
+
+    def name(folder: Folder) -> str:
+        if names[folder.name] == 1:
+            return folder.name
+        if numbers[folder.name, folder.path.name] == 1:  # two runs of one config
+            return f"{folder.name} {folder.path.name}"
+        return str(folder.path)  # one of them live, and both the first of their kind
+
+    return [replace(folder, name=name(folder)) for folder in folders]
 
 
 def _joined(first: RunFolder, second: RunFolder) -> RunFolder:

@@ -27,7 +27,7 @@ from .figures import Panels
 from .folders import Playback, RunFolder, read_folders
 from .history import History, Observation
 from .peer_map import Links, Names, Positions, place_by_hops
-from .setups import DATA, GRAPHS, SHARING, TASKS, Run, SetUp, disagreement, spread
+from .setups import DATA, GRAPHS, SHARING, TASKS, Link, Run, SetUp, disagreement, spread
 from .style import (
     TEMPLATE,
     WIDGET_STYLE,
@@ -67,7 +67,7 @@ class LabColumn:
     def __init__(self, letter: str, setup: SetUp, results: Path, on_change: Callable[[], None]):
         self.letter, self.setup = letter, setup
         self._results, self._on_change = results, on_change
-        self._undo_stack: list[SetUp] = []
+        self._undo_stack: list[tuple[tuple[Link, ...] | None, bool]] = []
         self._first_clicked: int | None = None
         self._places: Positions = {}
         self._run: Run | None = None
@@ -199,13 +199,14 @@ class LabColumn:
         except TopologyError as error:
             self._show_problem(error)
             return
-        self._undo_stack.append(self.setup)
+        self._undo_stack.append((self.setup.links, self.setup.directed))
         self.setup = changed
         self._show_setup()
 
     def _undo_link(self) -> None:
         if self._undo_stack:
-            self.setup = self._undo_stack.pop()
+            links, directed = self._undo_stack.pop()
+            self.setup = replace(self.setup, links=links, directed=directed)
             self._show_setup()
 
     def _run_or_stop(self) -> None:
@@ -279,7 +280,7 @@ class LabColumn:
         self._play.active = False
         self._slider.update(end=max(steps, 2), value=0)
         self._undo.disabled = not self._undo_stack
-        self._hint.text = HINT
+        self._hint.text, self._first_clicked = HINT, None
         if new_places:
             self._places = {}
         self.history = _history_before_run(self.setup, self.graph.graph)

@@ -7,6 +7,7 @@ running swarm, from what its peers publish on the broker. Every browser window h
 from __future__ import annotations
 
 import asyncio
+import errno
 import hmac
 import logging
 import secrets
@@ -304,8 +305,10 @@ async def serve(
     try:
         sockets, port = bind_sockets(host, port)
     except OSError as error:
+        is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        option = f"--port {port}" if is_port else f"--host {host}"
         raise ConfigError(
-            f"--port {port}: cannot listen on {host}: {error.strerror or error}; name another"
+            f"{option}: cannot listen on {host}:{port}: {error.strerror or error}; name another"
         ) from None
     url_host = host_in_url(host)
     # With a token, the page may be reached under any name of this machine: the cookie says who may read.

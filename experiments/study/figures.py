@@ -157,7 +157,8 @@ def draw_metrics(folder: Path, title: str, x_label: str = "round") -> list[Path]
             whole_rounds(axes)
     for axes in all_axes[len(names) :]:
         axes.set_visible(False)
-    for axes in grid[-1]:
+    for axes in all_axes[max(len(names) - columns, 0) : len(names)]:  # the lowest of each column
+        axes.tick_params(labelbottom=True)
         axes.set_xlabel(x_label)
     return save(figure, folder / "metrics")
 

@@ -56,7 +56,9 @@ class Address:
         try:
             port = parts.port or port
         except ValueError:
-            raise TransportError("url", f"the port is not a number in {_hide_user(url)}") from None
+            raise TransportError(
+                "url", f"the port is no number up to 65535 in {_hide_user(url)}"
+            ) from None
         if not parts.hostname:
             raise TransportError("url", f"no host in {_hide_user(url)}")
         if transport == "tcp" and parts.path not in ("", "/"):

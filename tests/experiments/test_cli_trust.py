@@ -260,6 +260,10 @@ def test_a_broker_that_does_not_keep_the_list_is_found_out(
             ],
             "the pattern * would admit to every model: leave the models out if that is meant",
         ),
+        (
+            ["invite", "--owner=owner.key", "--swarm=g", "--out=x", "--days=0", "--uses=1"],
+            "an invitation is valid for more than 0 days, not 0",
+        ),
         (["revoke", "--owner", "owner.key", "--swarm", "g"], "nothing to revoke"),
         (["study", "nothing"], "there are auto, private, hostile"),
     ],

@@ -128,6 +128,10 @@ def test_an_example_runs_from_any_folder(gossamer):
     assert 'name = "karate"' in gossamer("examples", "karate").out
 
 
+def test_no_key_is_all_keys(gossamer):
+    assert gossamer("explain", "").out == gossamer("explain").out
+
+
 def test_an_unknown_example_gets_the_nearest(gossamer):
     assert "did you mean 'karate'?" in gossamer("simulate", "example:karat").err
 
@@ -147,6 +151,8 @@ def test_a_new_project_names_its_own_functions(gossamer, like):
 
 def test_a_project_that_cannot_be_a_module_is_refused(gossamer):
     assert "cannot be the name of a Python module" in gossamer("new", "my-swarm").err
+    assert "numpy.py would hide Python's module numpy" in gossamer("new", "numpy").err
+    assert not Path("numpy.py").exists()
     assert "did you mean 'karate'?" in gossamer("new", "mine", "--like", "karat").err
 
 

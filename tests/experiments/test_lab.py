@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from bokeh.document import Document
-from bokeh.models import ColumnDataSource, Div, Select, Spinner, TextInput
+from bokeh.events import ButtonClick
+from bokeh.models import Button, ColumnDataSource, Div, Select, Spinner, TextInput
 from cli_kit import Run as Command
 from cli_kit import runs
 from waiting import wait_until
@@ -167,3 +168,22 @@ def test_clicks_on_the_page_cut_and_add_links(tmp_path: Path) -> None:
     lab.click(15)
     assert "exchanges to 1e-06" in lab.text()
     assert "[0, 15]" in lab.text()
+
+
+def test_a_click_on_a_peer_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    lab = Column(tmp_path)
+    lab.click(15)
+    lab.find(Spinner, "peers").value = 8
+    lab.click(3)
+    assert "peer 3: click another one" in lab.text()
+    assert lab.find(Spinner, "peers").value == 8
+
+
+def test_undo_leaves_all_choices_but_links(tmp_path: Path) -> None:
+    lab = Column(tmp_path)
+    lab.click(0, 1)
+    lab.find(Spinner, "rounds").value = 7
+    undo = next(each for each in lab.root.select({"type": Button}) if each.label == "undo")
+    lab.root.document.callbacks.trigger_event(ButtonClick(undo))
+    assert "topology = &quot;ring&quot;" in lab.text()
+    assert "rounds = 7" in lab.text()

@@ -91,7 +91,9 @@ def test_a_caption_counts_the_seeds_that_there_are(
         ["demo", "--out", "afile"],
         ["virtual", "--peers", "8", "--out", "afile"],
         ["study", "private", "--out", "afile"],
+        ["paper", "claims", "--out", "afile"],
         ["keygen", "anna", "--out", "afile/x"],
+        ["enrol", "anna", "--swarm", "garden", "--broker", "mqtt://127.0.0.1", "--folder", "afile"],
         ["broker", "--tls", "afile"],
     ],
     ids=" ".join,
@@ -103,6 +105,10 @@ def test_a_file_in_the_place_of_a_folder_is_refused_before_the_work(
     refused(result, "afile", "cannot be a folder: afile is a file")
     assert result.out == ""
     assert (tmp_path / "afile").read_text() == "ordinary"
+
+
+def test_a_file_that_cannot_be_written_is_named(gossamer: Run) -> None:
+    refused(gossamer("new", "garden", "--folder", "/dev/null/x"), "/dev/null")
 
 
 def test_join_refuses_a_file_in_the_place_of_a_folder(gossamer: Run, tmp_path: Path) -> None:
@@ -161,6 +167,12 @@ def test_one_peer_is_no_swarm(gossamer: Run, command: str) -> None:
 def test_a_peers_file_that_cannot_be_read(gossamer: Run, file: str, words: str) -> None:
     address = ("--broker", "mqtt://127.0.0.1:1", "--swarm", "garden")
     refused(gossamer("join", *address, "--config", file), f"{file}: {words}")
+
+
+def test_a_swarms_config_is_no_file_of_a_device(gossamer: Run) -> None:
+    address = ("--broker", "mqtt://127.0.0.1:1", "--swarm", "garden")
+    result = gossamer("join", *address, "--config", "tiny.toml")
+    refused(result, "tiny.toml: has 'peers'", 'config = "tiny.toml"', "index = 0")
 
 
 def test_what_a_users_graph_function_raises_is_told_as_its_own(
@@ -254,6 +266,7 @@ def test_a_config_without_keys_says_so(gossamer: Run, tmp_path: Path) -> None:
         (["broker", "--cluster", "2"], "a cluster of 2 nodes: use 3 or 5"),
         (["broker", "--cluster", "3", "--kind", "mosquitto"], "--cluster runs nats-servers"),
         (["broker", "--cluster", "3", "--tls", "certificates"], "use gossamer broker config"),
+        (["broker", "--cluster", "3", "--swarm", "garden"], "leave --swarm out"),
         (
             ["broker", "config", "--nodes", "a,b", "--swarm", "s", "--peer", "anna@x"],
             "--nodes a,b: give 3 or 5 different hosts",

@@ -13,6 +13,7 @@ from waiting import PATIENCE
 
 from gossamer.experiments.cli import console
 from gossamer.experiments.page.folders import RunFolder, read_folders
+from gossamer.experiments.study.figures import draw_metrics
 from gossamer.gossip import MemoryBroker, MemoryTransport, topics
 from gossamer.models import SgdLearner, SlicedNetwork, mlp
 from gossamer.peer import Peer, Settings, Summary, is_record, read_summary
@@ -59,6 +60,13 @@ def test_a_simulation_writes_and_draws_them(gossamer: Run) -> None:
     mean = sum(values["top_3"] for values in last.values()) / 2
     assert history.metrics["top_3"].y[-1] == pytest.approx(mean)
     assert history.peers["0"].metrics == pytest.approx(last["0"])
+
+
+def test_the_lowest_panel_of_each_column_has_an_axis(tmp_path: Path) -> None:
+    record = {"round": 1, "peer": "0", "metrics": {f"m{i}": 0.5 for i in range(4)}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    _, svg = draw_metrics(tmp_path, "four metrics in three columns")
+    assert svg.read_text().count("<!-- round -->") == 3
 
 
 def test_an_unknown_metric_is_named_with_its_key(gossamer: Run) -> None:

@@ -70,11 +70,12 @@ def test_it_says_of_which_round_the_network_is_and_how_old(
 
 def test_all_kinds_of_files_give_the_same(predict: Run, learner) -> None:
     np.savez("in.npz", x=INPUTS)
+    np.save("big-endian.npy", INPUTS.astype(">f8"))
     Path("in.csv").write_text("\n".join(",".join(map(str, row)) for row in INPUTS))
     Path("titles.csv").write_text("a,b,c,d\n" + Path("in.csv").read_text())
-    files = ["in.npy", "in.npz", "in.csv", "titles.csv"]
+    files = ["in.npy", "in.npz", "in.csv", "titles.csv", "big-endian.npy"]
     lines = predict("ann.safetensors", *files).out.splitlines()
-    assert len(lines) == 12
+    assert len(lines) == 15
     assert {line.split(": ")[1] for line in lines[::3]} == {lines[0].split(": ")[1]}
 
 
@@ -94,6 +95,31 @@ def test_the_file_beside_says_what_the_network_is(predict: Run, learner) -> None
         "version": about["version"],
         "format": "gossamer-network-1",
     }
+
+
+def make_tokens() -> SgdLearner:
+    """Return a learner that reads rows of three tokens, 0 to 4."""
+    module = torch.nn.Sequential(
+        torch.nn.Embedding(5, 4), torch.nn.Flatten(), torch.nn.Linear(12, 3)
+    )
+    x, y = torch.zeros((2, 3), dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    network = SlicedNetwork(module, {}, example=x, peer="ann", rest="own", seed=1)
+    return SgdLearner(network, (x, y), (x, y))
+
+
+def test_a_network_of_tokens_reads_them_from_any_file(predict: Run) -> None:
+    file = NetworkFile(Path("ann.safetensors"), 1.0, f"{__name__}:make_tokens", {})
+    file.write(make_tokens().network, 1e9, **ABOUT)
+    Path("in.csv").write_text("0,1,4\n")
+    np.save("in.npy", np.array([[0, 1, 4]], ">i2"))
+    lines = predict("ann.safetensors", "in.csv", "in.npy").out.splitlines()
+    assert lines[0].partition(":")[2] == lines[1].partition(":")[2] != ""
+    for row, reason in ("0,1,5\n", "index out of range"), ("0,1,0.5\n", "trained with integers"):
+        Path("in.csv").write_text(row)
+        result = predict("ann.safetensors", "in.csv")
+        assert (result.code, result.out) == (2, "")
+        assert "error: in.csv: " in result.err
+        assert reason in result.err
 
 
 def mistakes() -> dict[str, tuple[list[str], str]]:

@@ -16,6 +16,7 @@ from gossamer.experiments.cli import console
 from gossamer.experiments.cli.app import main
 from gossamer.experiments.cli.views import require_bokeh
 from gossamer.experiments.config.tables import parse_config
+from gossamer.experiments.federated.comparison import parse_comparison
 from gossamer.experiments.page import History, Observation, read_folders, write_report
 from gossamer.experiments.page.history import MOST_POINTS, Curve, Event, group_peers
 
@@ -78,6 +79,17 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     assert "mean accuracy of all runs, by round" in html
 
 
+def test_runs_of_one_config_have_names_of_their_own(tmp_path: Path) -> None:
+    paths = [
+        write_run(tmp_path / "garden" / "001"),
+        write_run(tmp_path / "garden-live" / "001"),
+        write_run(tmp_path / "garden" / "002"),
+    ]
+    folders = read_folders([*paths, paths[0]])
+    names = [str(paths[0]), str(paths[1]), "garden 002"]
+    assert [folder.name for folder in folders] == names
+
+
 def test_live_run_shows_who_was_killed_and_who_left(tmp_path: Path) -> None:
     (run,) = read_folders([write_live(tmp_path / "run")])
     history = run.history()
@@ -124,6 +136,27 @@ def test_study_folders(tmp_path: Path) -> None:
     assert "a dot for every seed" in html
     assert "0.55" in html
     assert [("older version" in problem) for problem in problems] == [True]
+
+
+def test_a_study_lists_the_keys_that_have_an_effect_in_a_run(tmp_path: Path) -> None:
+    configs = {
+        "sweep": parse_config(
+            {
+                "rounds": 20, "test_every": 4, "gossip": {"per_process": 2},
+                "data": {"partition": "shards", "shards": 3},
+                "sweep": {"data": {"partition": ["iid", "shards"]}},
+            }
+        ),
+        "compare": parse_comparison({"rounds": 20, "metric": "loss", "methods": {"local": {}}}),
+    }  # fmt: skip
+    for command, config in configs.items():
+        (tmp_path / command).mkdir()
+        (tmp_path / command / "config.json").write_text(json.dumps(config.model_dump(mode="json")))
+        (tmp_path / command / "run.json").write_text(json.dumps({"command": command}))
+        (tmp_path / command / "runs.jsonl").write_text("{}\n")
+    sweep, comparison = read_folders([tmp_path / command for command in configs])
+    assert set(sweep.changed) == {"rounds", "data.partition", "data.shards", "sweep.data.partition"}
+    assert set(comparison.changed) == {"rounds", "metric"}
 
 
 def test_methods_of_a_comparison_become_curves(tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ def test_a_config_by_its_file(slices: Run, tmp_path: Path) -> None:
         "--give: the config swarm.toml sets this already"
         in slices("swarm.toml", "--give", "a=1").err
     )
+    assert "--buffers: the config" in slices("swarm.toml", "--buffers", "local").err
 
 
 @pytest.mark.parametrize(
@@ -196,6 +197,7 @@ def test_a_config_by_its_file(slices: Run, tmp_path: Path) -> None:
         (["64=8=10", "--give", "a=1.5"], "a share is between 0 and 1, not 1.5"),
         (["resnet", "--buffers", "throw"], "buffers 'throw' is unknown"),
         (["64=8=10", "--input", "64"], "cannot be used with a network layout"),
+        (["64=8=10", "--peer", "1"], "--peer: is for a config, and 64=8=10 is none"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(slices: Run, arguments: list[str], text: str) -> None:

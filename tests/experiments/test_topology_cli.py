@@ -140,6 +140,7 @@ FILES = {
     "broken.graphml": "<graphml>\n<oops\n",
     "heavy.edges": "0 1 0.7\n1 2 0.6\n",
     "small.csv": "0,1,1\n1,0,1\n1,1,0\n",
+    "two.toml": "peers = 3\n[data]\nsamples = 10\n",
     "odd.json": '{"nodes": [\n}',
 }
 
@@ -152,6 +153,12 @@ FILES = {
         (
             ("show", "heavy.edges", "--weights", "edges"),
             "peer 1 sends away 1.3 of its mass: the weights of its edges must sum to at most 1",
+        ),
+        (("show", "ring", "--group", "club"), "ring: no peer has the attribute 'club'"),
+        (("show", "two.toml", "--peers", "5"), "two.toml: has 3 peers, not 5"),
+        (
+            ("show", "networkx:_cycle_graph"),
+            "no function or class '_cycle_graph'; did you mean 'cycle",
         ),
         (("show", "small.csv", "--peers", "5"), "fewer peers than the swarm: 3, not 5"),
         (("show", "broken.graphml"), "broken.graphml, line 2: not XML"),
@@ -177,6 +184,11 @@ FILES = {
         (("advise", "--peers", "9", "--groups", "x"), "--groups 'x': give a number of groups"),
         (("advise", "--peers", "9", "--groups", "7"), "--groups 7: 9 peers form 1 … 4 groups"),
         (("advise", "--peers", "1"), "at least 2 peers, not 1"),
+        (
+            ("advise", "--graph", "ring", "--hostile", "1", "--degree", "3"),
+            "--graph and --hostile only print links to add: leave out --degree",
+        ),
+        (("compare", "ring", "torus", "--megabytes", "nan"), "--megabytes nan: give a positive"),
     ],
 )
 def test_bad_input_is_one_line(
