@@ -445,7 +445,7 @@ class LiveSharing:
         made = planner.next_if_measured(plan, statistics, round_number, online_count, is_slow)
         if made is None:
             if self._lockstep:  # nobody trains beyond the end of a plan
-                self._newest = planner.prolonged(plan, round_number), self._name
+                self._newest = planner.extended(plan, round_number), self._name
             return
         if made.chosen is not None:
             made = replace(made, assignment=made.assignment.named())

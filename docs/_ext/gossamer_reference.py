@@ -70,7 +70,8 @@ def _table(table: TableReference) -> str:
 
 def _key(key: Key) -> str:
     text = key.text.replace("\n", "\n: ")
-    default = key.default if key.default in ("required", "left out") else f"`{key.default}`"
+    in_words = key.default in ("required", "none (optional)")
+    default = key.default if in_words else f"`{key.default}`"
     if key.default == "the defaults below":
         default = "its defaults"
     return (

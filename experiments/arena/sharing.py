@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 class AutoSharing:
     """Starts with every cell shared by all peers, and changes that where held-out loss falls.
 
-    Parts that are not trained stay shared. Parameters that were frozen before the network was wrapped are in
-    no part, and stay as they are.
+    Parts that are not trained stay shared. Parameters that were frozen when the SlicedNetwork was made belong
+    to no part: they are neither shared nor changed.
 
         arena = Arena(learners, sharing=AutoSharing())
         for round in arena.run(30): ...
         print(*arena.sharing.decisions, sep="\\n")
 
-    Peers measure and follow plans as live ones do. What they measure is averaged by the arena's mixing; the
-    first peer makes the plans.
+    Peers measure and decide by the code of a live swarm (`SharingMember`, `Planner`). What they measure is
+    averaged by the arena's mixing; the first peer makes all plans.
 
     seed
         Seeds which samples are held out.
@@ -62,7 +62,12 @@ class AutoSharing:
         self.options, self.seed, self._keep_models = options or AutoOptions(), seed, keep_models
         self._dry_run, self._planner = dry_run, Planner(self.options)
         self.reason = ""
-        """Why nothing is decided in this swarm; empty if it is."""
+        """Why this swarm cannot decide, so that everything stays as it is; empty if it can."""
+
+    @property
+    def can_decide(self) -> bool:
+        """Whether changes are compared and decided in this swarm; if not, `reason` says why."""
+        return not self.reason
 
     @property
     def decisions(self) -> list[Decision]:
@@ -89,8 +94,8 @@ class AutoSharing:
             )
         if len(networks[0].slicing.anatomy.parts) < 2:
             raise ModelError(
-                "the network's layers could not be analysed, so there are no parts to share: gossamer slices "
-                "says why"
+                "the network's layers could not be analysed, so there are no parts to share: run gossamer "
+                "slices to see why"
             )
         norms = norm_layers(networks[0].module)
         if norms and any(network.buffers != "average" for network in networks):
@@ -107,6 +112,7 @@ class AutoSharing:
         assignment = self.first_assignment(learners)
         suitable = [check_learner(learner) for learner in learners]
         fewest = min(len(learner.samples[1]) for learner in suitable)
+        self.reason = ""
         if len(suitable) < MIN_PEERS:
             self.reason = f"{len(suitable)} peers are too few to decide; it takes {MIN_PEERS}"
         elif fewest < MIN_SAMPLES:
@@ -117,10 +123,10 @@ class AutoSharing:
             *(frozen_parts(learner, assignment.anatomy) for learner in suitable)
         )
         parts = [part for part in assignment.anatomy.names if part not in frozen]
-        if not self.reason and not any(len(assignment.cells(part, GLOBAL)) for part in parts):
+        if self.can_decide and not any(len(assignment.cells(part, GLOBAL)) for part in parts):
             self.reason = "no part is both trained and shared by all peers"
         self._planner = Planner(self.options, dry_run=self._dry_run, frozen=frozen)
-        self.plan = self._planner.first(assignment, deciding=not self.reason)
+        self.plan = self._planner.first(assignment, deciding=self.can_decide)
         self._report = SharingReport(assignment, dry_run=self._dry_run, reason=self.reason)
         self._members = [
             SharingMember(learner, self.plan, self.options, seed=self.seed) for learner in suitable
@@ -143,12 +149,12 @@ class AutoSharing:
 
     def before_training(self) -> None:
         """Note the values that a round of training begins with."""
-        for member in () if self.reason else self._members:
+        for member in self._members if self.can_decide else ():
             member.before_training()
 
     def before_averaging(self, training: Sequence[Metrics]) -> None:
         """Collect what peers have measured, for `after_averaging`; training: the metrics of the round."""
-        if not self.reason:
+        if self.can_decide:
             self._contributions = [
                 member.before_averaging(metrics, added)
                 for member, metrics, added in zip(
@@ -158,7 +164,7 @@ class AutoSharing:
 
     def after_averaging(self) -> bool:
         """Measure, and decide if a decision is due. Returns True if slices or samples have changed."""
-        if self.reason:
+        if not self.can_decide:
             return False
         self._round += 1
         before, everyone = self.plan, range(len(self._members))
@@ -171,24 +177,30 @@ class AutoSharing:
             return any(changed)
         plan = self.plan = self._next_plan(means[0])
         self._report.add(self._round, plan.assignment)
+        # Measurements are collected anew if other things are measured. Where they spread slowly, each peer
+        # contributes a number only once, so for every plan except an extended one (with the same `round`).
         if plan.layout.name != before.layout.name or (plan.spread and plan.round != before.round):
             self._mean.restart()
         changed += [member.follow(plan) for member in self._members]
         return any(changed)
 
     def _next_plan(self, mean: np.ndarray) -> Plan:
-        """Return the next plan, made by the first peer; mean: that peer's estimate of the statistics."""
+        """Return the next plan, made by the first peer; while measurements are missing, the same for longer.
+
+        mean: the first peer's estimate of the mean of all measurements.
+        """
         plan, planner, peers = self.plan, self._planner, len(self._members)
         statistics = Statistics(plan.layout, mean, spread=plan.spread)
         is_slow = self._members[0].is_slow
         next_plan = planner.next_if_measured(plan, statistics, self._round, peers, is_slow)
-        return next_plan or planner.prolonged(plan, self._round)
+        return next_plan or planner.extended(plan, self._round)
 
 
 class _TrackedMean:
     """The mean over peers of vectors that change from round to round, averaged as the arena averages models.
 
-    Each peer adds what has changed in its vector to its estimate of the mean; then estimates are mixed.
+    On a graph by dynamic average consensus: each peer adds to its estimate of the mean by how much its own
+    vector has changed since the last averaging; then estimates are mixed.
     """
 
     def __init__(self, mixing: Mixing, peers: int):
@@ -202,7 +214,8 @@ class _TrackedMean:
 
     @property
     def added(self) -> Sequence[np.ndarray | None]:
-        """The vector of every peer that its estimate contains; None before the first averaging."""
+        """Every peer's vector as its estimate contains it; None before the first averaging on a graph, and
+        always where means are exact, which need no estimates."""
         return [None] * self._peers if self._added is None else list(self._added)
 
     def update(self, vectors: Sequence[np.ndarray]) -> Sequence[np.ndarray]:

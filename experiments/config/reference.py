@@ -19,8 +19,8 @@ from pydantic import BaseModel
 from ..errors import ConfigError
 
 File = Literal["config", "comparison", "device"]
-"""The kinds of files that have keys: of `gossamer simulate`, `sweep` and `swarm`; of `gossamer compare`; and
-of `gossamer join`."""
+"""A kind of file. config: for `gossamer simulate`, `sweep` and `swarm`; comparison: for `gossamer compare`;
+device: for `gossamer join`."""
 
 FILE_TITLES: dict[File, str] = {
     "config": "the config of a swarm",
@@ -35,7 +35,7 @@ ANY_NAME = "NAME"
 class Key:
     """One key: its name, the values that it takes, its default and what it does.
 
-    default: as TOML, "required", or "left out".
+    default: as TOML writes it, or "required", "none (optional)" or "the defaults below".
     """
 
     name: str
@@ -77,7 +77,7 @@ class TableReference:
 
 @dataclass(frozen=True)
 class Entry:
-    """A key and all tables that have it with the same text."""
+    """A key, and all tables that have a key of this name with the same values, default and text."""
 
     key: Key
     tables: tuple[TableReference, ...]
@@ -106,21 +106,28 @@ def explain(name: str) -> tuple[list[TableReference], list[Entry]]:
 
     name: a key, with or without the path of its table (`mode`, `gossip.mode`), or a table (`gossip`,
         `[gossip]`, `[[models]]`); or else a value that keys take (`dirichlet`). Numbers in a path are
-        skipped: `models.0.share` is `models.share`.
+        skipped: `models.0.share` is `models.share`. Where the user chooses a name, any may stand:
+        `matching.everyone.kind` is `matching.NAME.kind`.
     """
-    wanted = ".".join(step for step in name.strip("[] ").split(".") if not step.isdigit())
-    tables = [table for table in reference() if table.path and table.path == wanted]
-    # A table that a config and a device's file have in common is explained once.
-    tables = [
-        table
-        for number, table in enumerate(tables)
-        if all(table.keys != other.keys for other in tables[:number])
-    ]
+    steps = [step for step in name.strip("[] ").split(".") if not step.isdigit()]
+    wanted = ".".join(steps)
+
+    def is_wanted(path: str) -> bool:
+        expected = path.split(".")
+        return len(steps) == len(expected) and all(
+            each in (step, ANY_NAME) for step, each in zip(steps, expected, strict=True)
+        )
+
+    tables: list[TableReference] = []
+    for table in reference():
+        # A table that a config and a device's file have in common is explained once.
+        if table.path and is_wanted(table.path) and all(table.keys != each.keys for each in tables):
+            tables.append(table)
     places: dict[Key, list[TableReference]] = {}
     for table in reference():
         for key in table.keys:
             is_table = any(each.path == table.full_name(key) for each in tables)
-            if wanted in (key.name, table.full_name(key)) and not is_table:
+            if (key.name == wanted or is_wanted(table.full_name(key))) and not is_table:
                 places.setdefault(key, []).append(table)
     if not tables and not places:
         for table in reference():
@@ -130,7 +137,7 @@ def explain(name: str) -> tuple[list[TableReference], list[Entry]]:
     if not tables and not places:
         names = {table.full_name(key) for table in reference() for key in table.keys}
         names |= {name.rpartition(".")[2] for name in names}
-        names |= {table.path for table in reference()}
+        names |= {table.path for table in reference() if table.path}
         near = get_close_matches(wanted, sorted(names), n=1, cutoff=0.5)
         advice = f"did you mean {near[0]!r}?" if near else "gossamer explain lists all of them"
         raise ConfigError(f"no key or table is called {name!r}; {advice}")
@@ -140,7 +147,7 @@ def explain(name: str) -> tuple[list[TableReference], list[Entry]]:
 def keys_in_order(table: type[BaseModel]) -> Iterator[str]:
     """Yield the keys of a table, its own before those of its base classes.
 
-    pydantic's model_fields begins with those of the last base class.
+    In pydantic's `model_fields`, a class's own fields come after those of all its base classes.
     """
     seen: set[str] = set()
     for base in table.__mro__:
@@ -182,9 +189,8 @@ def _table(
             continue
         field = schema["properties"][name]
         classes = list(_tables_in(annotation))
-        text = (
-            field.get("description") or classes[0].__doc__
-        )  # pydantic leaves out a text equal to the class's
+        # pydantic leaves out a description that is equal to the docstring of the table's class.
+        text = field.get("description") or classes[0].__doc__
         required = name in schema.get("required", ())
         default = "required" if required else _default(field.get("default"), bool(classes))
         keys.append(Key(name, _values(field), default, cleandoc(text or "")))
@@ -222,10 +228,16 @@ def _tables_in(annotation: Any) -> Iterator[type]:
 
 
 def _default(value: Any, is_table: bool) -> str:
-    """Return a default as TOML writes it."""
-    if value is None or (is_table and value in ({}, [])):
-        return "left out"
-    return "the defaults below" if is_table else json.dumps(value, ensure_ascii=False)
+    """Return a default as TOML writes it, or what stands for it; see `Key`."""
+    if value is None:
+        return "none (optional)"
+    return "the defaults below" if is_table and value else _as_toml(value)
+
+
+def _as_toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {_as_toml(each)}' for key, each in value.items())}}}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _values(schema: dict[str, Any]) -> str:
@@ -243,10 +255,7 @@ def _values(schema: dict[str, Any]) -> str:
     if kind == "array":
         if "prefixItems" in schema:
             return f"a list of {len(schema['prefixItems'])}"
-        inner = schema.get("items", {})
-        if "$ref" in inner:
-            return "a list of tables"
-        return "a list of lists" if inner.get("type") == "array" else f"a list of {_plural(inner)}"
+        return f"a list of {_plural(schema.get('items', {}))}"
     if kind == "object":
         inner = schema.get("additionalProperties")
         return f"a table of {_plural(inner)}" if isinstance(inner, dict) else "a table"
@@ -255,7 +264,9 @@ def _values(schema: dict[str, Any]) -> str:
 
 
 def _plural(schema: dict[str, Any]) -> str:
-    words = {"string": "texts", "integer": "integers", "number": "numbers"}
+    words = {
+        "string": "texts", "integer": "integers", "number": "numbers", "array": "lists", "object": "tables",
+    }  # fmt: skip
     return words.get(schema.get("type", ""), "tables" if "$ref" in schema else "values")
 
 

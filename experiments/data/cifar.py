@@ -1,4 +1,4 @@
-"""Loads CIFAR-10 from the published python batches, or from lossless pictures with 100×100 of its images.
+"""Loads CIFAR-10 from the published python batches, or from mosaics: image files of 100×100 images.
 
 The python batches are pickles. A pickle names functions that its reader calls, so a forged one can run any
 program. `_BatchReader` never calls a function that the file names; for numpy's arrays and types it uses two
@@ -20,40 +20,43 @@ from .sources import DataError, DataFiles
 _FOLDER = "cifar-10-batches-py"
 """The folder in the published archive."""
 _HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
-_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
-"""The published files of training images."""
-_GRIDS = ("cifar10_train_0.webp", "cifar10_train_1.webp", "cifar10_test.webp")
-"""The pictures that show 100×100 images each."""
+_BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+"""The published files: five of training images, and the test images."""
+_MOSAICS = ("cifar10_train_0.webp", "cifar10_train_1.webp", "cifar10_test.webp")
+"""Lossless image files that show 100×100 images of the data set each."""
 
 
 def cifar10(files: DataFiles) -> Dataset:
     """Load CIFAR-10, 10 classes of 3×32×32 images.
 
-    The python batches have 50000 training and 10000 test images, the grids 20000 and 10000.
+    The python batches have 50000 training and 10000 test images, the mosaics 20000 and 10000.
     """
-    if files.find(f"{_FOLDER}/{_BATCHES[0]}", _BATCHES[0]) is not None:
+    # If any batch is there, the user means the batches: mosaics do not stand in for a missing one.
+    if any(files.find(f"{_FOLDER}/{name}", name) for name in _BATCHES):
         advice = "other batches were found: unpack the archive again"
         *train, test = [
-            read_batch(files.need(f"{_FOLDER}/{name}", name, advice=advice))
-            for name in (*_BATCHES, "test_batch")
+            read_batch(files.need(f"{_FOLDER}/{name}", name, advice=advice)) for name in _BATCHES
         ]
         x, y = (np.concatenate(batches) for batches in zip(*train, strict=True))
         return Dataset("cifar10", samples(x, y), samples(*test), 10)
     advice = (
         f"download its python version from {_HOME}, and unpack it in one of these folders, or set "
-        "GOSSAMER_DATA to the folder above cifar/"
+        "GOSSAMER_DATA to the folder that contains cifar/"
     )
-    if files.find(_GRIDS[0]) is None:
+    if files.find(_MOSAICS[0]) is None:
         files.need(f"{_FOLDER}/{_BATCHES[0]}", advice=advice)
-    train_1, train_2, test = [read_grid(files.need(name, advice=advice)) for name in _GRIDS]
+    train_1, train_2, test = [read_mosaic(files.need(name, advice=advice)) for name in _MOSAICS]
     y, test_y = files.arrays("cifar10_labels.npz", "train", "test", advice=advice)
     train = samples(np.concatenate([train_1, train_2]), y)
-    note = f"the first 20000 training images, from pictures of them; {_FOLDER}/ has all 50000"
+    note = (
+        "read from webp files, which have only the first 20000 of the 50000 training images; "
+        f"for all of them, put the published {_FOLDER}/ beside these files"
+    )
     return Dataset("cifar10", train, samples(test, test_y), 10, note)
 
 
-def read_grid(path: Path) -> np.ndarray:
-    """Read images `[n, 3, 32, 32]` from a lossless picture that shows them row by row."""
+def read_mosaic(path: Path) -> np.ndarray:
+    """Read images `[n, 3, 32, 32]` from a lossless image file that shows them row by row."""
     try:
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"))
@@ -85,7 +88,7 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _StoredArray:
-    """Replaces numpy's array while unpickling, which creates an object and then sets its state."""
+    """Replaces numpy's array while unpickling: pickle makes one, and then passes it its content."""
 
     values: np.ndarray
 
@@ -93,9 +96,9 @@ class _StoredArray:
         pass
 
     def __setstate__(self, state: tuple[Any, tuple[int, ...], Any, bool, bytes]) -> None:
-        _, shape, _, columns_first, content = state
+        _, shape, _, is_fortran_order, content = state
         self.values = np.frombuffer(content, np.uint8).reshape(
-            shape, order="F" if columns_first else "C"
+            shape, order="F" if is_fortran_order else "C"
         )
 
 
@@ -115,8 +118,8 @@ class _BatchReader(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         """Return the replacement for one of the three names with which numpy pickles an array."""
-        match (module_name, global_name):
-            case ("numpy.core.multiarray" | "numpy._core.multiarray", _) | ("numpy", "ndarray"):
+        match (module_name.replace("numpy._core", "numpy.core"), global_name):  # numpy 2, numpy 1
+            case ("numpy.core.multiarray", "_reconstruct") | ("numpy", "ndarray"):
                 return _StoredArray
             case ("numpy", "dtype"):
                 return _StoredType

@@ -5,14 +5,15 @@ Gossip SGD (Blot et al. 2016): every client trains, then pushes its network to a
     i trains x_i, picks a random j, keeps α_i/2 and sends (x_i, α_i/2)
     x_j ← (α_j x_j + Σ α_i/2 · x_i) / (α_j + Σ α_i/2),   α_j ← α_j + Σ α_i/2      Σ over all i that picked j
 
-This is push-sum on whole networks. All clients start with the same weight α, as in the paper: weights move
-from client to client with the values, so starting weights by numbers of samples would be mixed up in a few
-rounds.
+This is push-sum on whole networks. All clients start with the same weight α, as in the paper. Weights by
+numbers of samples would not last: a weight moves on with the values, and soon says nothing about the client
+that holds it.
 
-Gossamer: the cells of one partial model are gossiped, all other cells are local to each client. The clients
-run in the arena: after every round of training they make `exchanges` exchanges of push-sum on a graph, which
-carry only the shared coordinates. In the variant `auto`, clients share every cell at first and decide while
-they learn which ones to keep to themselves, or to average in groups.
+Gossamer: all clients share some cells of their networks (those of one partial model), and each keeps the
+other cells to itself. After every round of training, clients average the parameters that belong to shared
+cells alone, by `exchanges` exchanges of push-sum on a graph; the arena, our simulator, runs both. In the
+variant `auto`, clients share every cell at first and decide while they learn which ones to keep to
+themselves, or to average in groups.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ if TYPE_CHECKING:  # so that reading a config and `gossamer explain` do not impo
 
 
 class GossipMethod(Method, WireSettings):
-    """A method whose clients push to each other; it has the same settings of the wire as live peers."""
+    """A method whose clients push to each other, with the same keys for encoding values as live peers."""
 
     @property
     def wire(self) -> Wire | None:
-        """How values change on the way between clients; None if they arrive unchanged."""
+        """How values are rounded, compressed or skipped (`drift`); None if all are sent as they are."""
         from ..arena import Wire
 
         unchanged = self.compress is None and self.drift is None and self.dtype == "float32"
@@ -58,7 +59,7 @@ def require_two_clients(clients: Sequence[Client], method: str) -> None:
 
 
 class WholeNetwork:
-    """Lets a gossiper read and write a client's parameters as one vector."""
+    """The store through which a gossiper reads and writes all parameters of a client, as one vector."""
 
     def __init__(self, client: Client):
         self._client = client
@@ -81,7 +82,7 @@ class WholeNetwork:
 def simulate_gossipers(clients: Sequence[Client], wire: Wire) -> Lockstep:
     """Return a simulation of the clients' gossipers; all clients have the same push-sum weight.
 
-    wire: how values change on the way between clients.
+    wire: how values are encoded. Raises ModelError if its compressor does not fit the network.
     """
     from ..arena import Lockstep
 
@@ -181,7 +182,7 @@ class ArenaMethod(Method):
     def start_arena(
         self, clients: Sequence[Client], graphs: Schedule | nx.Graph, **options: Any
     ) -> ArenaState:
-        """Return the state before the first round; options: more of those of the arena."""
+        """Return the state before the first round; options: further keyword arguments of `Arena`."""
         from ..arena import Arena, Gossip
 
         arena = Arena(
@@ -213,15 +214,18 @@ def _bytes_of_exchange(arena: Arena, clients: Sequence[Client], exchange: int) -
 
     assert isinstance(arena.mixing, Gossip)
     graph = arena.mixing.schedule.graph(exchange)
+    directions = 1 if graph.is_directed() else 2
     networks = [client.network for client in clients]
     values = 0
     for model, members in networks_by_model(networks).items():
-        edges = graph.subgraph(members).number_of_edges()
-        values += edges * len(networks[members[0]].slicing.coordinates(model))
-    if arena.sharing is not None and not arena.sharing.reason:
-        values += graph.number_of_edges() * arena.sharing.plan.layout.size
-    directions = 1 if graph.is_directed() else 2
-    return directions * values * networks[0].flat.element_size()
+        if model in arena.mixing.complete:  # a group has formed: each member sends to all others
+            messages = len(members) * (len(members) - 1)
+        else:
+            messages = directions * graph.subgraph(members).number_of_edges()
+        values += messages * len(networks[members[0]].slicing.coordinates(model))
+    if arena.sharing is not None and arena.sharing.can_decide:
+        values += directions * graph.number_of_edges() * arena.sharing.plan.layout.size
+    return values * networks[0].flat.element_size()
 
 
 class PartialModels(ArenaMethod, GossipMethod):
@@ -234,11 +238,12 @@ class PartialModels(ArenaMethod, GossipMethod):
     """The fraction of each hidden layer's cells that all clients share. Lower it when tasks differ. Or a
     table of fractions by part, as `share` of [[models]]: `{"*" = 1.0, "fc2" = 0}`."""
     outputs: Literal["own", "shared"] = "own"
-    """Whether output cells are local to each client: "own" if labels differ in meaning or in number. A table
-    `share` that names the last part decides instead."""
+    """own: output cells are local to each client; choose it if labels differ in meaning or in number. shared:
+    all clients share them. A table `share` decides instead if an entry names the last part (a pattern such as
+    `*` does not)."""
     buffers: Literal["average", "local", "recompute"] | None = None
-    """What clients do with batch norm, as `network.buffers`, which it replaces. "local" gives each client its
-    own norms: with `outputs = "shared"`, this is FedBN by gossip."""
+    """What clients do with batch norm; overrides `network.buffers` for this method. "local" gives each client
+    its own norms: with `outputs = "shared"`, this is FedBN by gossip."""
     topology: str = "one-peer-exponential"
     """Which clients gossip with which; by default each sends to one client per exchange, in rotation."""
 
@@ -259,7 +264,7 @@ class PartialModels(ArenaMethod, GossipMethod):
         if len(anatomy.parts) < 2:
             raise ModelError(
                 "gossamer shares cells of every layer, and this network's layers could not be analysed: "
-                "gossamer slices says why"
+                "run gossamer slices to see why"
             )
         if self.buffers is not None and not anatomy.statistics:
             raise ModelError(
@@ -279,8 +284,8 @@ class AutoPartialModels(ArenaMethod):
     """Push-sum gossip of the cells that clients have decided to share, with all others or with some."""
 
     topology: str = "exponential"
-    """Which clients gossip with which. Links are added where a group that clients have formed is not
-    connected, so the graph must not change over time."""
+    """Which clients gossip with which: one graph, which does not change over time. Clients that have formed a
+    group are all neighbours in it, whatever the graph is."""
 
     def start(self, clients: Sequence[Client]) -> ArenaState:
         from ...topology import build
@@ -291,6 +296,6 @@ class AutoPartialModels(ArenaMethod):
         return self.start_arena(clients, graph, sharing=AutoSharing())
 
     def warning(self, state: ArenaState) -> str:
-        assert state.arena.sharing is not None
-        reason = state.arena.sharing.reason
-        return reason and f"everything stays shared: {reason}"
+        sharing = state.arena.sharing
+        assert sharing is not None
+        return "" if sharing.can_decide else f"everything stays shared: {sharing.reason}"

@@ -350,7 +350,7 @@ class Planner:
         """Return how many rounds a plan lasts if it need not wait for measurements; spread: as in Plan."""
         return 2 * spread or self.options.plan_rounds
 
-    def prolonged(self, plan: Plan, round_number: int) -> Plan:
+    def extended(self, plan: Plan, round_number: int) -> Plan:
         """Return the same plan for one more round."""
         return replace(plan, version=plan.version + 1, until=round_number + 1, chosen=None)
 

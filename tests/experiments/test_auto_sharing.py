@@ -264,8 +264,11 @@ def test_it_says_why_it_will_not_decide(peers: int, samples: int, reason: str) -
     members = learners(permuted=True, peers=peers, samples=samples)
     sharing, _ = run(members, 6)
     assert reason in sharing.reason
+    assert not sharing.can_decide
     assert not sharing.decisions
     assert all(len(member.samples[1]) == samples for member in members)
+    Arena(learners(permuted=True, peers=4), sharing=sharing)
+    assert sharing.can_decide, sharing.reason
 
 
 def test_what_it_cannot_work_with_is_refused() -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
-from federated_kit import make_clients, values
+from federated_kit import LAYOUT, SIZE, make_clients, round_context, values
 
+from gossamer.experiments.arena import Arena, Gossip
 from gossamer.experiments.config.tables import ConfigError
 from gossamer.experiments.federated import RoundContext
 from gossamer.experiments.federated.comparison import Cell, Comparison, check, parse_comparison, run
-from gossamer.experiments.federated.gossip import GossipSgd, PartialModels
+from gossamer.experiments.federated.gossip import (
+    ArenaState,
+    AutoPartialModels,
+    GossipSgd,
+    PartialModels,
+)
+from gossamer.models import SlicedNetwork
 
 
 def small(**methods: dict[str, Any]) -> Comparison:
@@ -79,3 +87,17 @@ def test_what_cannot_be_is_refused_before_anything_runs(
     with pytest.raises(ConfigError, match=rf"many.toml: .*\[methods.one\].*{words}") as refused:
         check(small(one={"method": method, **knobs}), "many.toml")
     assert "\n" not in str(refused.value)
+
+
+def test_the_messages_of_a_group_without_links_are_counted_as_between_all_its_members() -> None:
+    clients = make_clients(sizes=(4, 6, 5, 7))
+    for index, client in enumerate(clients):
+        group = {("even", "odd")[index % 2]: LAYOUT.replace("=", "-")}
+        client.learner.network = SlicedNetwork(client.network.module, group, peer=str(index))
+    ring = Gossip(nx.cycle_graph(4), complete=frozenset({"even", "odd"}))
+    state = ArenaState(Arena([client.learner for client in clients], mixing=ring))
+    context = round_context()
+    AutoPartialModels().round(state, clients, context)
+    assert np.allclose(values(clients[0]), values(clients[2]))
+    assert not np.allclose(values(clients[0]), values(clients[1]))
+    assert context.bytes_between_clients == 4 * SIZE * 8

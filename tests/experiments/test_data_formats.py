@@ -15,7 +15,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from gossamer.experiments.data import DataError, load, sources
-from gossamer.experiments.data.cifar import read_batch, read_grid
+from gossamer.experiments.data.cifar import read_batch, read_mosaic
 from gossamer.experiments.data.handwriting import merged_labels, read_idx
 
 
@@ -333,6 +333,12 @@ def test_cifar10_python_batches(root: Path) -> None:
     assert data.train.x.sum() == 5
     assert data.train.y.tolist() == [9, 4] * 5
     assert (data.test.x == data.train.x[:2]).all()
+    (folder / "data_batch_1").unlink()
+    (
+        root / "cifar" / "cifar10_train_0.webp"
+    ).touch()  # 20000 images, where the user means to have 50000
+    with pytest.raises(DataError, match=r"data_batch_1 was not found.*other batches were found"):
+        load("cifar10", root)
 
 
 class Harmful:
@@ -362,6 +368,10 @@ def test_a_forged_batch_is_refused_and_does_nothing(tmp_path: Path) -> None:
         (pickle.dumps([1, 2]), "not a CIFAR-10 python batch"),
         (python2_batch(np.zeros((2, 3072), np.uint8), [1]), r"2 images but labels of shape \(1,\)"),
         (pickle.dumps({b"data": np.zeros(3)}, protocol=4), "arrays of 'f8' are not allowed"),
+        (
+            pickle.dumps({b"data": np.uint8(3)}, protocol=4),
+            r"asks for numpy\.\w+\.multiarray\.scalar",
+        ),
     ],
 )
 def test_broken_batches(tmp_path: Path, content: bytes, message: str) -> None:
@@ -370,7 +380,7 @@ def test_broken_batches(tmp_path: Path, content: bytes, message: str) -> None:
         read_batch(tmp_path / "batch")
 
 
-def test_cifar10_grids(root: Path) -> None:
+def test_cifar10_mosaics(root: Path) -> None:
     rng = np.random.default_rng(0)
     originals = []
     for name in ("train_0", "train_1", "test"):
@@ -387,7 +397,7 @@ def test_cifar10_grids(root: Path) -> None:
     assert data.train.y.tolist() == train.tolist()
     Image.new("RGB", (33, 32)).save(root / "odd.webp")
     with pytest.raises(DataError, match="33×32, not a grid"):
-        read_grid(root / "odd.webp")
+        read_mosaic(root / "odd.webp")
     (root / "odd.webp").write_bytes(b"no image")
     with pytest.raises(DataError, match="cannot be read as an image"):
-        read_grid(root / "odd.webp")
+        read_mosaic(root / "odd.webp")

@@ -66,6 +66,11 @@ def test_every_key_of_every_file_has_a_text():
         ("[[models]]", ["[[models]] of the config of a swarm", "depends", "required"]),
         ("trust.guards.outlier", ["median distance"]),
         ("matching.NAME.width", ["common starting values"]),
+        ("matching.everyone.width", ["matching.NAME.width: ", "common starting values"]),
+        ("[matching.everyone]", ["[matching.NAME] of the file of a device"]),
+        ("methods", ["a table of tables; default: {fedavg = {}, gossamer = {}, local = {}}"]),
+        ("models.layout", ["values: text; default: none (optional)"]),
+        ("time", ["values: a list of tables; default: []"]),
         ("methods.fedprox", ["mu", "raise it when clients' data differ"]),
         ("dirichlet", ["data.partition", "split among the peers"]),
         ("forever", ["rounds: top level", "until they are told to leave"]),
@@ -104,7 +109,8 @@ def test_an_unknown_key_gets_the_nearest(run):
     result = run("gossip.mod")
     assert result.code == 2
     assert "did you mean 'gossip.mode'?" in result.err
-    assert "gossamer explain lists all" in run("qqqqqqqqqqq").err
+    for unlike_all in ("qqqqqqqqqqq", "0", "[]"):
+        assert "gossamer explain lists all" in run(unlike_all).err
 
 
 # --- examples -----------------------------------------------------------------------------------------
