@@ -17,6 +17,7 @@ exact too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -377,7 +378,9 @@ class Balances:
             if observe is not None:
                 distance = float(np.linalg.norm(difference))
             result = absorb(held, Mass(give.value, give.weight), difference)
-        if not is_finite(result.value):
+        # If the distance is finite, so are both values, and the result lies between them.
+        measured = observe is not None and math.isfinite(distance)
+        if not measured and not is_finite(result.value):
             return "not-finite"
         if observe is not None:
             observe(held.value, distance)
