@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -41,24 +41,19 @@ duplicate arrived after the sender had begun that many newer sessions."""
 
 def is_reclaimed_row(row: object) -> bool:
     """Return whether data received from a peer has the types of a row of `Ledger.reclaimed`."""
-    if not isinstance(row, list | tuple) or len(row) != 5:
-        return False
-    *names, sequence, weight = row
-    return all(isinstance(name, str) for name in names) and all(
-        type(number) is int and 0 <= number <= MAX_WEIGHT for number in (sequence, weight)
-    )
+    return _has_names(row) and all(type(n) is int and 0 <= n <= MAX_WEIGHT for n in row[3:])
 
 
 def is_verdict_row(row: object) -> bool:
     """Return whether data received from a peer has the types of a row that `Ledger.verdicts` yields."""
+    return _has_names(row) and isinstance(row[3], int) and isinstance(row[4], str)
+
+
+def _has_names(row: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    """Return whether data is a row of three names and two other fields."""
     if not isinstance(row, list | tuple) or len(row) != 5:
         return False
-    *names, sequence, verdict = row
-    return (
-        all(isinstance(name, str) for name in names)
-        and isinstance(sequence, int)
-        and isinstance(verdict, str)
-    )
+    return all(isinstance(name, str) for name in row[:3])
 
 
 @dataclass(frozen=True, slots=True)

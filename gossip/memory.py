@@ -268,16 +268,13 @@ class MemoryBroker:
                 continue
             if is_retained_topic(topic):
                 self._deliver(name, message)
-            else:
-                self._deliver_with_faults(name, message)
-
-    def _deliver_with_faults(self, receiver: str, message: Received) -> None:
-        for delay, _ in self.faults.outcome(self._random, self.counters, _REORDER_DELAY):
-            if iterations := round(delay):
-                self._delayed.append((self._iteration + iterations, receiver, message))
-                self._tick_soon()
-            else:
-                self._deliver(receiver, message)
+                continue
+            for delay, _ in self.faults.outcome(self._random, self.counters, _REORDER_DELAY):
+                if iterations := round(delay):
+                    self._delayed.append((self._iteration + iterations, name, message))
+                    self._tick_soon()
+                else:
+                    self._deliver(name, message)
 
     def _tick_soon(self) -> None:
         if not self._tick_scheduled:

@@ -140,6 +140,14 @@ def is_finite(value: Array) -> bool:
     return bool(np.isfinite(value).all())
 
 
+def norm(value: Array) -> float:
+    """Return the Euclidean norm; infinite, without a warning, on overflow."""
+    if value.dtype.itemsize == 2:
+        value = value.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sqrt(np.vdot(value, value)))
+
+
 def as_factor(numerator: int, denominator: int, values: Array) -> Any:
     """Return the ratio of two weights as a factor for `values`, whose product with it keeps their dtype.
 
