@@ -305,7 +305,6 @@ class MemoryTransport(Transport):
         self._broker = broker
 
     def max_payload(self, topic: str) -> int:
-        """See `Transport.max_payload`."""
         return self._broker.max_packet - len(topic.encode()) - HEADER_BYTES
 
     async def __aenter__(self) -> Self:
@@ -316,7 +315,6 @@ class MemoryTransport(Transport):
         self._leave(None)
 
     async def abort(self) -> None:
-        """See `Transport.abort`."""
         self._leave(self.will)
 
     async def reconnect(self) -> None:
@@ -332,7 +330,6 @@ class MemoryTransport(Transport):
     async def publish(
         self, topic: str, payload: Payload, *, retain: bool = False, qos: int | None = None
     ) -> bool:
-        """See `Transport.publish`."""
         if len(payload) > self.max_payload(topic):
             raise TransportError("too-large", f"{len(payload)} bytes to {topic} in one publish")
         await asyncio.sleep(0)  # a real transport yields here too

@@ -404,7 +404,6 @@ class RoundsMode(Mode):
                 pass
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the progress of every model, and the values of the present exchange."""
         progress = {
             model: [p.round, p.exchange, p.pushed, p.idle, sorted(p.sources), sorted(p.missing)]
             for model, p in self._progress.items()
@@ -414,7 +413,6 @@ class RoundsMode(Mode):
         return {"progress": progress, "collected": self._robust.rows()}
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Restore the state of a snapshot."""
         if self._robust is not None:
             self._robust.restore(data["collected"])
             data = data["progress"]
@@ -559,15 +557,11 @@ class ServerMode(Mode):
 
     def update_models(self, models: Collection[str]) -> None:
         """Forget the rounds of models that are no longer there; new ones take part from the next round on."""
-        states = [*self._client_rounds.values(), *self._server_rounds.values()]
-        done = max((state.done for state in states), default=-1)
-        self._client_rounds = {
-            model: state for model, state in self._client_rounds.items() if model in models
-        }
-        self._server_rounds = {
-            model: state for model, state in self._server_rounds.items() if model in models
-        }
-        known = {*self._client_rounds, *self._server_rounds}
+        known = {**self._client_rounds, **self._server_rounds}
+        done = max((state.done for state in known.values()), default=-1)
+        for model in known.keys() - set(models):
+            self._client_rounds.pop(model, None)
+            self._server_rounds.pop(model, None)
         for model in [model for model in models if model not in known]:
             server = self._peer if self._server_of is None else self._server_of(model)
             if server == self._peer:
@@ -668,7 +662,6 @@ class ServerMode(Mode):
                 self._step_server(gossiper, model, server, now)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the progress of every model, and the values of the present round."""
         return {
             "clients": {
                 model: [client.round, client.done, client.sent]
@@ -683,7 +676,6 @@ class ServerMode(Mode):
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Restore the state of a snapshot."""
         if self._robust is not None:
             self._robust.restore(data["collected"])
         self._gone = set(data.get("gone", ()))

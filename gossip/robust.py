@@ -390,7 +390,6 @@ class SteadyMode(Mode):
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Restore the state of a snapshot."""
         self._rounds = Counter(data["rounds"])
         for model, key, allowance, distance, excess in data["known"]:
             self._records.setdefault(model, {})[key] = NeighbourRecord(allowance, distance, excess)
@@ -482,6 +481,5 @@ class RobustMean:
         ]
 
     def restore(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Restore the rows of a snapshot."""
         for model, sender, value in rows:
             self._values.setdefault(model, {})[sender] = value
