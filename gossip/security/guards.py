@@ -157,7 +157,10 @@ class Guards:
         own_norm = max(norm(own), limits.floor * np.sqrt(own.size))
         size = norm(give.value)
         if not size <= limits.norm * own_norm:
-            return self._clip(give, np.zeros_like(own), limits.norm * own_norm, size, "norm")
+            clipped = self._clip(give, np.zeros_like(own), limits.norm * own_norm, size, "norm")
+            if isinstance(clipped, str):
+                return clipped
+            give = clipped  # its distance is bounded too
         if weight == 0:
             return give  # a newcomer holds no value yet to measure the distance from
         with np.errstate(over="ignore", invalid="ignore"):
