@@ -418,7 +418,7 @@ class Delays:
             self._remember(max(0.0, delay))
             self._backoff = 1.0
         else:
-            self._backoff = max(self._backoff, self._policy.backoff ** (attempts - 1))
+            self._backoff = max(self._backoff, self._backoff_after(attempts))
 
     def recalled(self, arrived: bool) -> None:
         """Note the answer to a recall: whether the transfer had arrived, or was recalled too early.
@@ -431,8 +431,11 @@ class Delays:
         """Return how long after the last of `attempts` copies a transfer is sent again."""
         p = self._policy
         base = p.resend_factor * self._quantile(p.resend_quantile)
-        backoff = max(self._backoff, p.backoff ** min(max(attempts - 1, 0), 64))
+        backoff = max(self._backoff, self._backoff_after(attempts))
         return min(max(base, p.shortest) * backoff, p.longest)
+
+    def _backoff_after(self, attempts: int) -> float:
+        return self._policy.backoff ** min(max(attempts - 1, 0), 64)  # a higher power overflows
 
     def recall_timeout(self) -> float:
         """Return the age at which an open transfer is recalled."""
