@@ -221,7 +221,7 @@ class PacedMode(Mode):
         Training changes only the held mass, and mass in flight learns nothing. This is no barrier: overdue
         transfers, and those to neighbours that cannot be reached, do not count.
         """
-        return not any(gossiper.in_flight(model) for model in gossiper.models)
+        return gossiper.in_flight().keys().isdisjoint(gossiper.models)
 
     def step(self, gossiper: Gossiper, now: float) -> None:
         """Make the pushes that were requested, as far as neighbours are free."""

@@ -197,8 +197,9 @@ class SteadyMode(Mode):
 
         So training is not far ahead of gossip on slow links, and hostile neighbours cannot delay it.
         """
+        in_flight = gossiper.in_flight()
         return all(
-            gossiper.in_flight(model) <= tolerated(self.hostile, len(gossiper.neighbours(model)))
+            in_flight[model] <= tolerated(self.hostile, len(gossiper.neighbours(model)))
             for model in gossiper.models
         )
 

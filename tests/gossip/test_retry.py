@@ -68,9 +68,9 @@ def test_nobody_waits_for_what_is_late_though_it_is_not_asked_back_yet() -> None
     gossiper.handle(Ack("v", "b", "sb", "a", "sa", recall.sequence, "void"), 25.0)
     gossiper.push("v", {"b": ONE // 4}, 30.0)  # is asked back after 40 seconds from now on
     gossiper.tick(45.0)
-    assert gossiper.in_flight("v") == 1
+    assert gossiper.in_flight()["v"] == 1
     gossiper.tick(55.0)
-    assert gossiper.in_flight("v") == 0
+    assert gossiper.in_flight()["v"] == 0
     assert not [m for m in gossiper.poll() if isinstance(m, Recall)]
     assert gossiper.ledger.open
 
