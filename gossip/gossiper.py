@@ -489,15 +489,16 @@ class Gossiper:
 
     # --- waiting for acknowledgements -----------------------------------------------------------
 
-    def in_flight(self, model: str) -> int:
-        """Return how many transfers of a model should be acknowledged soon.
+    def in_flight(self) -> Counter[str]:
+        """Return how many transfers should be acknowledged soon, by model.
 
         Transfers to unreachable neighbours, and those that are recalled or overdue, do not count.
         """
         reachable = self._neighbours.reachable
-        return sum(
-            open_model == model and not (transfer.recalling or transfer.overdue) and reachable(peer)
-            for (peer, open_model), transfer in self.ledger.open.items()
+        return Counter(
+            model
+            for (peer, model), transfer in self.ledger.open.items()
+            if not (transfer.recalling or transfer.overdue) and reachable(peer)
         )
 
     def stranded_transfers(self) -> int:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -41,24 +41,19 @@ duplicate arrived after the sender had begun that many newer sessions."""
 
 def is_reclaimed_row(row: object) -> bool:
     """Return whether data received from a peer has the types of a row of `Ledger.reclaimed`."""
-    if not isinstance(row, list | tuple) or len(row) != 5:
-        return False
-    *names, sequence, weight = row
-    return all(isinstance(name, str) for name in names) and all(
-        type(number) is int and 0 <= number <= MAX_WEIGHT for number in (sequence, weight)
-    )
+    return _has_names(row) and all(type(n) is int and 0 <= n <= MAX_WEIGHT for n in row[3:])
 
 
 def is_verdict_row(row: object) -> bool:
     """Return whether data received from a peer has the types of a row that `Ledger.verdicts` yields."""
+    return _has_names(row) and isinstance(row[3], int) and isinstance(row[4], str)
+
+
+def _has_names(row: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
+    """Return whether data is a row of three names and two other fields."""
     if not isinstance(row, list | tuple) or len(row) != 5:
         return False
-    *names, sequence, verdict = row
-    return (
-        all(isinstance(name, str) for name in names)
-        and isinstance(sequence, int)
-        and isinstance(verdict, str)
-    )
+    return all(isinstance(name, str) for name in row[:3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +418,7 @@ class Delays:
             self._remember(max(0.0, delay))
             self._backoff = 1.0
         else:
-            self._backoff = max(self._backoff, self._policy.backoff ** (attempts - 1))
+            self._backoff = max(self._backoff, self._backoff_after(attempts))
 
     def recalled(self, arrived: bool) -> None:
         """Note the answer to a recall: whether the transfer had arrived, or was recalled too early.
@@ -436,8 +431,11 @@ class Delays:
         """Return how long after the last of `attempts` copies a transfer is sent again."""
         p = self._policy
         base = p.resend_factor * self._quantile(p.resend_quantile)
-        backoff = max(self._backoff, p.backoff ** min(max(attempts - 1, 0), 64))
+        backoff = max(self._backoff, self._backoff_after(attempts))
         return min(max(base, p.shortest) * backoff, p.longest)
+
+    def _backoff_after(self, attempts: int) -> float:
+        return self._policy.backoff ** min(max(attempts - 1, 0), 64)  # a higher power overflows
 
     def recall_timeout(self) -> float:
         """Return the age at which an open transfer is recalled."""

@@ -268,16 +268,13 @@ class MemoryBroker:
                 continue
             if is_retained_topic(topic):
                 self._deliver(name, message)
-            else:
-                self._deliver_with_faults(name, message)
-
-    def _deliver_with_faults(self, receiver: str, message: Received) -> None:
-        for delay, _ in self.faults.outcome(self._random, self.counters, _REORDER_DELAY):
-            if iterations := round(delay):
-                self._delayed.append((self._iteration + iterations, receiver, message))
-                self._tick_soon()
-            else:
-                self._deliver(receiver, message)
+                continue
+            for delay, _ in self.faults.outcome(self._random, self.counters, _REORDER_DELAY):
+                if iterations := round(delay):
+                    self._delayed.append((self._iteration + iterations, name, message))
+                    self._tick_soon()
+                else:
+                    self._deliver(name, message)
 
     def _tick_soon(self) -> None:
         if not self._tick_scheduled:
@@ -308,7 +305,6 @@ class MemoryTransport(Transport):
         self._broker = broker
 
     def max_payload(self, topic: str) -> int:
-        """See `Transport.max_payload`."""
         return self._broker.max_packet - len(topic.encode()) - HEADER_BYTES
 
     async def __aenter__(self) -> Self:
@@ -319,7 +315,6 @@ class MemoryTransport(Transport):
         self._leave(None)
 
     async def abort(self) -> None:
-        """See `Transport.abort`."""
         self._leave(self.will)
 
     async def reconnect(self) -> None:
@@ -335,7 +330,6 @@ class MemoryTransport(Transport):
     async def publish(
         self, topic: str, payload: Payload, *, retain: bool = False, qos: int | None = None
     ) -> bool:
-        """See `Transport.publish`."""
         if len(payload) > self.max_payload(topic):
             raise TransportError("too-large", f"{len(payload)} bytes to {topic} in one publish")
         await asyncio.sleep(0)  # a real transport yields here too

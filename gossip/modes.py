@@ -225,7 +225,7 @@ class PacedMode(Mode):
         Training changes only the held mass, and mass in flight learns nothing. This is no barrier: overdue
         transfers, and those to neighbours that cannot be reached, do not count.
         """
-        return not any(gossiper.in_flight(model) for model in gossiper.models)
+        return gossiper.in_flight().keys().isdisjoint(gossiper.models)
 
     def step(self, gossiper: Gossiper, now: float) -> None:
         """Make the pushes that were requested, as far as neighbours are free."""
@@ -431,7 +431,6 @@ class RoundsMode(Mode):
                 pass
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the progress of every model, and the values of the present exchange."""
         progress = {
             model: [p.round, p.exchange, p.pushed, p.idle, sorted(p.sources), sorted(p.missing)]
             for model, p in self._progress.items()
@@ -441,7 +440,6 @@ class RoundsMode(Mode):
         return {"progress": progress, "collected": self._robust.rows()}
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Restore the state of a snapshot."""
         if self._robust is not None:
             self._robust.restore(data["collected"])
             data = data["progress"]
@@ -587,15 +585,11 @@ class ServerMode(Mode):
 
     def update_models(self, models: Collection[str]) -> None:
         """Forget the rounds of models that are no longer there; new ones take part from the next round on."""
-        states = [*self._client_rounds.values(), *self._server_rounds.values()]
-        done = max((state.done for state in states), default=-1)
-        self._client_rounds = {
-            model: state for model, state in self._client_rounds.items() if model in models
-        }
-        self._server_rounds = {
-            model: state for model, state in self._server_rounds.items() if model in models
-        }
-        known = {*self._client_rounds, *self._server_rounds}
+        known = {**self._client_rounds, **self._server_rounds}
+        done = max((state.done for state in known.values()), default=-1)
+        for model in known.keys() - set(models):
+            self._client_rounds.pop(model, None)
+            self._server_rounds.pop(model, None)
         for model in [model for model in models if model not in known]:
             server = self._peer if self._server_of is None else self._server_of(model)
             if server == self._peer:
@@ -698,7 +692,6 @@ class ServerMode(Mode):
                 self._step_server(gossiper, model, server, now)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the progress of every model, and the values of the present round."""
         return {
             "clients": {
                 model: [client.round, client.done, client.sent]
@@ -713,7 +706,6 @@ class ServerMode(Mode):
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Restore the state of a snapshot."""
         if self._robust is not None:
             self._robust.restore(data["collected"])
         self._gone = set(data.get("gone", ()))

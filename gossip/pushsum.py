@@ -17,6 +17,7 @@ exact too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -137,6 +138,14 @@ def is_finite(value: Array) -> bool:
             if np.isfinite(np.vdot(value, value)):
                 return True
     return bool(np.isfinite(value).all())
+
+
+def norm(value: Array) -> float:
+    """Return the Euclidean norm; infinite, without a warning, on overflow."""
+    if value.dtype.itemsize == 2:
+        value = value.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sqrt(np.vdot(value, value)))
 
 
 def as_factor(numerator: int, denominator: int, values: Array) -> Any:
@@ -377,7 +386,9 @@ class Balances:
             if observe is not None:
                 distance = float(np.linalg.norm(difference))
             result = absorb(held, Mass(give.value, give.weight), difference)
-        if not is_finite(result.value):
+        # If the distance is finite, so are both values, and the result lies between them.
+        measured = observe is not None and math.isfinite(distance)
+        if not measured and not is_finite(result.value):
             return "not-finite"
         if observe is not None:
             observe(held.value, distance)

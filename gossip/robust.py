@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from .modes import Mode
-from .pushsum import Array, is_finite
+from .pushsum import Array, is_finite, norm
 from .wire import Give
 
 if TYPE_CHECKING:
@@ -197,8 +197,9 @@ class SteadyMode(Mode):
 
         So training is not far ahead of gossip on slow links, and hostile neighbours cannot delay it.
         """
+        in_flight = gossiper.in_flight()
         return all(
-            gossiper.in_flight(model) <= tolerated(self.hostile, len(gossiper.neighbours(model)))
+            in_flight[model] <= tolerated(self.hostile, len(gossiper.neighbours(model)))
             for model in gossiper.models
         )
 
@@ -229,21 +230,17 @@ class SteadyMode(Mode):
         `step` calls it for every request; a driver that decides itself when values are sent calls it instead.
         """
         for model in gossiper.models:
-            self._end_round(gossiper, model)
-
-    def _end_round(self, gossiper: Gossiper, model: str) -> None:
-        self._rounds[model] += 1
-        self._own_losses.pop(model, None)
-        neighbours = gossiper.neighbours(model)
-        if neighbours:
-            growth = RATE * min(self.fanout, len(neighbours)) / len(neighbours)
-            for record in self._records.get(model, {}).values():
-                record.allowance = min(MAX_ALLOWANCE, record.allowance + growth)
-        if (before := self._value_before_training.get(model)) is not None:
-            self._training_move[model] = _length(gossiper.value(model) - before)
-            self._remember_value(gossiper, model)
-        if self._collected.get(model) and not gossiper.injected(model):
-            self._start_from_median(gossiper, model)
+            self._rounds[model] += 1
+            self._own_losses.pop(model, None)
+            if neighbours := len(gossiper.neighbours(model)):
+                growth = RATE * min(self.fanout, neighbours) / neighbours
+                for record in self._records.get(model, {}).values():
+                    record.allowance = min(MAX_ALLOWANCE, record.allowance + growth)
+            if (before := self._value_before_training.get(model)) is not None:
+                self._training_move[model] = norm(gossiper.value(model) - before)
+                self._remember_value(gossiper, model)
+            if self._collected.get(model) and not gossiper.injected(model):
+                self._start_from_median(gossiper, model)
 
     def _send(self, gossiper: Gossiper, model: str, now: float) -> bool:
         """Send the own value to the free neighbours that have waited longest.
@@ -319,7 +316,7 @@ class SteadyMode(Mode):
         own, neighbours = gossiper.value(model), gossiper.neighbours(model)
         with np.errstate(over="ignore", invalid="ignore"):
             step = np.subtract(give.value, own, dtype=own.dtype, casting="same_kind")
-        distance, excess = _length(step), self._excess(model, give.value)
+        distance, excess = norm(step), self._excess(model, give.value)
         present = {self._key_of(peer) for peer in neighbours} - {key}
         distances, excesses = [distance], [excess]
         for sender, record in self._records.get(model, {}).items():
@@ -327,7 +324,9 @@ class SteadyMode(Mode):
                 distances.append(record.distance)
                 excesses.append(record.excess)
         b = tolerated(self.hostile, len(neighbours))
-        tau, q = limits(distances, excesses, b, self._early_move(model))
+        is_early = self._rounds[model] <= EARLY_ROUNDS
+        early_move = self._training_move.get(model, 0.0) if is_early else None
+        tau, q = limits(distances, excesses, b, early_move)
         factor = step_factor(distance, excess, tau, q)
         factor *= min(1.0, gossiper.claimed_weight(give.sender) / gossiper.injected(model))
         if not factor:
@@ -346,12 +345,6 @@ class SteadyMode(Mode):
             return 0.0  # a peer without samples, or one that has diverged, cannot judge
         excess = self.score(model, value) - own_loss
         return math.inf if math.isnan(excess) else max(0.0, excess)
-
-    def _early_move(self, model: str) -> float | None:
-        """Return the `early_move` for `limits`."""
-        if self._rounds[model] > EARLY_ROUNDS:
-            return None
-        return self._training_move.get(model, 0.0)
 
     def _collect(self, gossiper: Gossiper, model: str, key: str, value: Array) -> Array | str:
         """Keep a newcomer's first values; return the value to start from once they are enough."""
@@ -398,16 +391,9 @@ class SteadyMode(Mode):
         }
 
     def restore(self, data: dict[str, Any]) -> None:
-        """Restore the state of a snapshot."""
         self._rounds = Counter(data["rounds"])
         for model, key, allowance, distance, excess in data["known"]:
             self._records.setdefault(model, {})[key] = NeighbourRecord(allowance, distance, excess)
-
-
-def _length(vector: Array) -> float:
-    """Return the Euclidean norm; infinite, without a warning, on overflow."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.sqrt(np.vdot(vector, vector)))
 
 
 # --- robust means in lockstep --------------------------------------------------------------------
@@ -496,6 +482,5 @@ class RobustMean:
         ]
 
     def restore(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Restore the rows of a snapshot."""
         for model, sender, value in rows:
             self._values.setdefault(model, {})[sender] = value

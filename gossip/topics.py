@@ -135,10 +135,8 @@ def parse(topic: str) -> Topic:
     swarm, peer, kind = levels[2], levels[4], levels[5]
     if kind == "inbox" and len(levels) == 7:
         return Topic(swarm, peer, "inbox", levels[6])
-    if len(levels) == 6:
-        for known_kind in _KINDS_WITHOUT_MODEL:
-            if kind == known_kind:
-                return Topic(swarm, peer, known_kind)
+    if kind in _KINDS_WITHOUT_MODEL and len(levels) == 6:
+        return Topic(swarm, peer, kind)
     raise TopicError(f"not a gossamer topic: {topic[:200]!r}")
 
 

@@ -448,7 +448,10 @@ def decode(data: Buffer, max_bytes: int = MAX_MESSAGE_BYTES) -> Decoded:
     if kind == "recall":
         return Decoded(Recall(**common_fields, receiver_session=to_session), header["schema"], None)
     dtype, length = header["dtype"], header["length"]
-    packed = _read_packed(body, length) if dtype == PACKED else None
+    try:
+        packed = Packed.parse(body, length) if dtype == PACKED else None
+    except PackError as error:
+        raise WireError("garbage", str(error)) from None
     give = Give(
         **common_fields,
         receiver_session=to_session,
@@ -502,13 +505,6 @@ def _read_value(body: memoryview, dtype: str, length: int) -> np.ndarray[Any, An
     if not is_finite(value):
         raise WireError("non-finite", "the value contains a NaN or an infinity")
     return value
-
-
-def _read_packed(body: memoryview, length: int) -> Packed:
-    try:
-        return Packed.parse(body, length)
-    except PackError as error:
-        raise WireError("garbage", str(error)) from None
 
 
 def _pack_weight(weight: int) -> bytes:

@@ -132,7 +132,6 @@ class Reducer(Compressor):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Parse `name:number`."""
         name, _, number_text = text.partition(":")
         if name != cls.name:
             return None
@@ -162,7 +161,6 @@ class Quantizer(Compressor):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Parse a name without a number."""
         return cls() if text == cls.usage else None
 
     @abstractmethod
@@ -202,12 +200,10 @@ class Float32(Quantizer):
     name, usage, unbiased = "float32", "", True
 
     def quantize(self, values: Array, rng: Generator) -> Quantized:
-        """Send the values as they are."""
         return Quantized(["float32"], [values.astype("<f4", copy=False)])
 
     @staticmethod
     def restore(header: CompressorHeader, reader: Reader, length: int) -> Array:
-        """Read the values."""
         check_header(header, 0)
         return reader.take("<f4", length)
 
@@ -219,13 +215,11 @@ class Float16(Quantizer):
     name, usage, unbiased = "float16", "float16", False
 
     def quantize(self, values: Array, rng: Generator) -> Quantized:
-        """Round every value to the nearest float16."""
         clipped = np.clip(values, -_MAX_FLOAT16, _MAX_FLOAT16)
         return Quantized(["float16"], [clipped.astype("<f2")])
 
     @staticmethod
     def restore(header: CompressorHeader, reader: Reader, length: int) -> Array:
-        """Read the values and convert them to float32."""
         check_header(header, 0)
         return reader.take("<f2", length).astype(np.float32)
 
@@ -248,7 +242,6 @@ class Integers(Quantizer):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Parse `int` and the number of bits."""
         match = re.fullmatch(r"int(\d{1,3})", text)
         return None if match is None else cls(int(match[1]))
 
@@ -270,7 +263,6 @@ class Integers(Quantizer):
 
     @staticmethod
     def restore(header: CompressorHeader, reader: Reader, length: int) -> Array:
-        """Read scales and integers, and multiply them."""
         check_header(header, 2)
         bits = check_count(header[1], 2, 8, "int: the number of bits")
         group_size = check_count(header[2], 1, MAX_GROUP_SIZE, "int: the size of a group")
@@ -444,7 +436,6 @@ class LowRank(Reducer):
         self.rank = int(rank)
 
     def check_shapes(self, shapes: Shapes) -> None:
-        """Raise CompressError if no block would get shorter."""
         if not any(_is_shorter(_matrix(shape), self.rank) for shape in shapes):
             blocks = ", ".join("×".join(map(str, shape)) for shape in shapes) or "none"
             raise CompressError(

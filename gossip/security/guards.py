@@ -23,7 +23,7 @@ from typing import Final, Literal
 import numpy as np
 
 from ..gossiper import Gossiper
-from ..pushsum import Array, is_finite
+from ..pushsum import Array, is_finite, norm
 from ..wire import Give
 from .identity import id_of
 
@@ -106,8 +106,10 @@ class Guards:
         share: the fraction of a message that the packet is. Call it after the packet was opened and before it
         is decoded. The sender repeats dropped transfers.
         """
-        bucket = self._bucket(sender, now)
         limits = self.settings
+        bucket = self._buckets.setdefault(id_of(sender), _TokenBucket(limits.burst, now))
+        if len(self._buckets) > MAX_SENDERS:
+            self._buckets.popitem(last=False)
         gained = max(0.0, now - bucket.refilled) * limits.rate
         bucket.tokens, bucket.refilled = min(limits.burst, bucket.tokens + gained), now
         if bucket.tokens < share:
@@ -146,20 +148,23 @@ class Guards:
         limits = self.settings
         if give.value.shape != own.shape:
             return "wrong-length"
-        if not np.isfinite(give.value).all():
+        if not is_finite(give.value):
             return "not-finite"
         if not 0 < give.weight <= limits.weight * max(injected, 1):
             return "weight"
         if not comparable:
             return give if np.abs(give.value).max(initial=0.0) <= MAX_VALUE else "norm"
-        own_norm = max(_norm(own), limits.floor * np.sqrt(own.size))
-        norm = _norm(give.value)
-        if not norm <= limits.norm * own_norm:
-            return self._clip(give, np.zeros_like(own), limits.norm * own_norm, norm, "norm")
+        own_norm = max(norm(own), limits.floor * np.sqrt(own.size))
+        size = norm(give.value)
+        if not size <= limits.norm * own_norm:
+            clipped = self._clip(give, np.zeros_like(own), limits.norm * own_norm, size, "norm")
+            if isinstance(clipped, str):
+                return clipped
+            give = clipped  # its distance is bounded too
         if weight == 0:
             return give  # a newcomer holds no value yet to measure the distance from
         with np.errstate(over="ignore", invalid="ignore"):
-            distance = _norm(np.subtract(give.value, own, dtype=np.result_type(own, np.float32)))
+            distance = norm(np.subtract(give.value, own, dtype=np.result_type(own, np.float32)))
         allowed = self._allowed_distance(give, distance / own_norm) * own_norm
         if not distance <= allowed:
             return self._clip(give, own, allowed, distance, "distance")
@@ -188,22 +193,6 @@ class Guards:
         step = np.subtract(give.value, centre, dtype=np.float64) * (allowed / distance)
         value = (centre + step).astype(give.value.dtype)
         return replace(give, value=value)
-
-    def _bucket(self, name: str, now: float) -> _TokenBucket:
-        sender = id_of(name)
-        bucket = self._buckets.get(sender)
-        if bucket is None:
-            bucket = self._buckets[sender] = _TokenBucket(self.settings.burst, now)
-            if len(self._buckets) > MAX_SENDERS:
-                self._buckets.popitem(last=False)
-        return bucket
-
-
-def _norm(value: Array) -> float:
-    """Return the Euclidean norm; infinite, without a warning, on overflow."""
-    flat = value if value.dtype == np.float64 else value.astype(np.float32, copy=False)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.sqrt(np.dot(flat, flat)))
 
 
 # --- attach guards to a gossiper ---------------------------------------------------------------------

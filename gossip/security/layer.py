@@ -108,11 +108,9 @@ class NullSecurity:
         """Number of refusals, by cause."""
 
     def patterns(self) -> list[str]:
-        """Return no further topics to subscribe to."""
         return []
 
     def card(self, body: bytes) -> bytes:
-        """Return the body unchanged."""
         return body
 
     status = will = summary = card
@@ -125,19 +123,15 @@ class NullSecurity:
         return [SecurityEvent(parts.kind, parts.peer, payload)]
 
     def seal(self, receiver: str, model: str, packet: bytes) -> bytes | None:
-        """Return the packet unchanged."""
         return packet
 
     def expects(self, model: str, packet: Buffer) -> bool:
-        """Return True for every packet."""
         return True
 
     def open(self, model: str, packet: Buffer) -> Opened | None:
-        """Return the packet unchanged, with no sender."""
         return Opened("", "", packet)
 
     def is_genuine(self, opened: Opened, message: Message) -> bool:
-        """Return True for every message."""
         return True
 
     def set_models(self, models: Collection[str], former: Iterable[str] = ()) -> None:
@@ -147,14 +141,12 @@ class NullSecurity:
         """Do nothing: there are no members."""
 
     def tick(self) -> tuple[list[tuple[str, str, bytes]], list[SecurityEvent]]:
-        """Return no packets and no events."""
         return [], []
 
     def end_session(self) -> None:
         """Do nothing: there are no keys."""
 
     def snapshot(self) -> dict[str, Any]:
-        """Return an empty snapshot."""
         return {}
 
 

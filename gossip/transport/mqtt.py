@@ -151,7 +151,6 @@ class MqttTransport(Transport):
             await asyncio.wait((self._connection_task,))
 
     async def abort(self) -> None:
-        """See `Transport.abort`."""
         if self._broker_connection is not None:
             self._broker_connection.hang_up()
         await self.__aexit__()

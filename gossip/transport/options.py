@@ -136,16 +136,27 @@ class TlsFiles:
         for what, path in (("CA", self.ca), ("certificate", self.certificate), ("key", self.key)):
             if path is not None and not Path(path).is_file():
                 raise TransportError("certificate", f"the {what} file {path} does not exist")
+        if self.key is not None and self.certificate is None:
+            raise TransportError(
+                "certificate", f"the key {self.key} is of no use without --certificate"
+            )
         try:
             context = ssl.create_default_context(cafile=self.ca)
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             context.sslsocket_class = SelfClosingSocket
             if self.certificate is not None:
-                context.load_cert_chain(self.certificate, self.key)
+                context.load_cert_chain(self.certificate, self.key, self._refuse_passphrase)
         except (ssl.SSLError, OSError) as error:
             names = ", ".join(str(path) for path in (self.ca, self.certificate, self.key) if path)
             raise TransportError("certificate", f"cannot use {names}: {error}") from None
         return context
+
+    def _refuse_passphrase(self) -> str:
+        """Raise TransportError: OpenSSL would ask on the terminal, and a service would wait for ever."""
+        raise TransportError(
+            "certificate",
+            f"the key {self.key or self.certificate} has a passphrase: save it without one (openssl pkey)",
+        )
 
 
 def _split(url: str) -> SplitResult:

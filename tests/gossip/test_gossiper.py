@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -115,8 +116,9 @@ def bad(give: Give, kind: str) -> Give:
     ],
 )
 def test_bad_mass_is_counted_refused_and_returned(kind: str, cause: str) -> None:
-    for own_weight in (ONE, 0):
+    for own_weight, observe in product((ONE, 0), (None, lambda *_: None)):
         a, b = make("a", 1.0), make("b", 4.0, weight=own_weight)
+        b.observe = observe
         introduce([a, b])
         if kind == "huge" and own_weight == 0:
             continue
@@ -457,6 +459,15 @@ def test_an_observer_sees_both_values_of_every_credit_before_it_changes_ours():
     assert own.tolist() == [4.0] * 3
     assert distance == pytest.approx(4.0 * 3**0.5)
     assert read(b).tolist() != own.tolist()
+
+
+def test_a_value_is_credited_whose_distance_is_beyond_its_dtype():
+    a, b = pair()
+    distances = []
+    b.observe = lambda give, own, distance: distances.append(distance)
+    b.handle(replace(pushed(a, ONE), value=np.full(3, 1e30, dtype=np.float32)), 0.0)
+    assert distances == [np.inf]
+    np.testing.assert_allclose(read(b), 0.5e30, rtol=1e-6)
 
 
 def test_an_observer_is_told_how_far_a_value_was_before_it_was_changed_for_credit():

@@ -10,6 +10,12 @@ from pathlib import Path
 
 import pytest
 from blockbuster import blockbuster_ctx
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from paho.mqtt import client as paho
 from waiting import until, wait_until
 
@@ -329,6 +335,19 @@ def test_client_certificate_is_asked_for_and_accepted(run, mosquitto, authority)
                 return transport.connection.state
 
         assert run(welcome()) == "connected"
+
+
+def test_a_key_that_cannot_be_used_is_refused_at_once(authority, tmp_path):
+    ann = authority.issue_client("locked")
+    private = load_pem_private_key(ann.key.read_bytes(), None)
+    secret = private.private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"nobody types this")
+    )
+    (tmp_path / "locked.pem").write_bytes(secret)
+    with pytest.raises(TransportError, match=r"locked.pem has a passphrase: save it without one"):
+        TlsFiles(authority.certificate, ann.certificate, tmp_path / "locked.pem").context()
+    with pytest.raises(TransportError, match="is of no use without --certificate"):
+        TlsFiles(authority.certificate, key=ann.key).context()
 
 
 def test_tls_to_a_plain_port_and_missing_files(run, mosquitto):

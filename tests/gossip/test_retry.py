@@ -68,8 +68,20 @@ def test_nobody_waits_for_what_is_late_though_it_is_not_asked_back_yet() -> None
     gossiper.handle(Ack("v", "b", "sb", "a", "sa", recall.sequence, "void"), 25.0)
     gossiper.push("v", {"b": ONE // 4}, 30.0)  # is asked back after 40 seconds from now on
     gossiper.tick(45.0)
-    assert gossiper.in_flight("v") == 1
+    assert gossiper.in_flight()["v"] == 1
     gossiper.tick(55.0)
-    assert gossiper.in_flight("v") == 0
+    assert gossiper.in_flight()["v"] == 0
     assert not [m for m in gossiper.poll() if isinstance(m, Recall)]
     assert gossiper.ledger.open
+
+
+def test_an_answer_after_a_night_of_repeats_is_an_answer() -> None:
+    gossiper = Gossiper("a", "sa", DictStore({"v": np.zeros(2)}))
+    gossiper.inject("v", ONE)
+    gossiper.peer_online("b", "sb", ["v"])
+    gossiper.push("v", {"b": ONE // 4}, 0.0, tag=(0, 0))  # in lockstep it is never recalled
+    for hour in range(1, 1200):
+        gossiper.tick(3600.0 * hour)
+    gossiper.handle(Ack("v", "b", "sb", "a", "sa", 1, "credited"), 3600.0 * 1200)
+    assert gossiper.counters["acknowledged-credited"] == 1
+    assert not gossiper.ledger.open

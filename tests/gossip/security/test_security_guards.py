@@ -100,7 +100,7 @@ def test_a_vector_of_zeros_can_be_joined():
 @pytest.mark.parametrize(("value", "cause"), [(-OWN, "distance"), (10 * OWN, "norm")])
 def test_clipping_shortens_the_pull(value, cause):
     guards = Guards(GuardSettings(beyond="clip", distance=0.5))
-    passed = inspect(guards, value)
+    passed = inspect(guards, value, held=ONE if cause == "distance" else 0)
     assert isinstance(passed, Give)
     centre, reach = (OWN, 0.5) if cause == "distance" else (0 * OWN, 4.0)
     length = np.linalg.norm(OWN)
@@ -109,6 +109,14 @@ def test_clipping_shortens_the_pull(value, cause):
     assert guards.counters == {f"clipped-{cause}": 1}
     assert inspect(guards, np.full_like(OWN, np.nan)) == "not-finite"  # nothing to shorten
     assert inspect(guards, np.full_like(OWN, 3e38)) == "norm"
+
+
+def test_a_value_that_is_far_too_large_pulls_no_further_than_others():
+    guards = Guards(GuardSettings(beyond="clip", distance=0.5))
+    passed = inspect(guards, 10 * OWN)
+    assert isinstance(passed, Give)
+    assert np.linalg.norm(passed.value - OWN) == pytest.approx(0.5 * np.linalg.norm(OWN), rel=1e-5)
+    assert guards.counters == {"clipped-norm": 1, "clipped-distance": 1}
 
 
 def test_rates_are_bounded_and_recover():
