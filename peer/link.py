@@ -737,10 +737,10 @@ class Link:
                     # The limit was lowered after the message was split; the gossiper repeats the message.
                     self.dropped["cut-too-large"] += 1
                     break
-                await self.transport.publish(topic, packet)
-                self.packets += 1
-                self.bytes += len(packet)
-                self._bytes_to[message.receiver] += len(packet)
+                if await self.transport.publish(topic, packet):
+                    self.packets += 1
+                    self.bytes += len(packet)
+                    self._bytes_to[message.receiver] += len(packet)
 
     # --- received messages ----------------------------------------------------------------------
 
