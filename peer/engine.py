@@ -227,7 +227,7 @@ class Engine:
         """The session and the revision of its ledger that the last checkpoint holds."""
         self._must_save = False
         """Whether the next turn must write a checkpoint: after a goodbye, which is not repeated and which a
-        restarted broker has lost, and after a change of models, before others see them on our card."""
+        restarted broker has lost, and after a change of the plan, before others see it on our card."""
         self._unsent_messages: list[Message] = []
         """Messages that may not be sent before a checkpoint is written."""
         self._guards = None if settings.bounds is None else Guards(settings.bounds)
@@ -553,7 +553,12 @@ class Engine:
 
         Weight counts in new models at once, at the present values, unless the peer has not started yet.
         """
-        if self.sharing is None or not self.sharing.follow():
+        if self.sharing is None:
+            return
+        announced = self.sharing.announcements
+        models_change = self.sharing.follow()
+        self._must_save |= self.sharing.announcements != announced
+        if not models_change:
             return
         has_started = not self.bootstrap.waiting
         self._describe_models()
@@ -570,11 +575,15 @@ class Engine:
         models = self.gossiper.models
         counted = self.history.counted
         self.history.counted = {m: since for m, since in counted.items() if m in models}
-        self._must_save = True
 
-    def announced_plan(self) -> tuple[dict[str, Any] | None, frozenset[str]]:
-        """Return the plan that is followed, for the card, and the models that groups of peers share."""
+    def announced_plan(self) -> tuple[dict[str, Any] | None, frozenset[str]] | None:
+        """Return the plan that is followed, for the card, and the models that groups of peers share.
+
+        None while the checkpoint lacks that plan: after a crash, the peer would contradict its card.
+        """
         assert self.sharing is not None
+        if self._must_save:
+            return None
         return self.sharing.as_card_entry(), self.sharing.group_models
 
     def begin_round(self) -> None:

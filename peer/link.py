@@ -692,10 +692,14 @@ class Link:
     async def _announce_plan(self) -> None:
         """Publish the plan that we follow now, and compare our new partial models with those of others.
 
-        Runs after a turn, so the checkpoint has the plan already.
+        Has no effect before the turn in which the plan is saved.
         """
-        self._announcement = self.view.announcements
-        self._plan, group_models = await self.worker.run(self.engine.announced_plan)
+        announcement = self.view.announcements
+        announced = await self.worker.run(self.engine.announced_plan)
+        if announced is None:
+            return
+        self._announcement = announcement
+        self._plan, group_models = announced
         self._inbound_limits = self.engine.inbound_limits
         self._events += self.roster.set_models(self.engine.schema_entries, group_models)
         if self.view.decided and self.view.decided[-1] != self._told:
