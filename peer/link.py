@@ -337,7 +337,7 @@ class Link:
         if not self._is_discoverable:
             if qos == 0:
                 return  # it leaves: it must not wait for the broker
-            records = discovery_records(swarm, self.name, self.settings.lease)
+            records = discovery_records(swarm, self.name, self._lease)
             for topic, record in records.items():
                 await self.transport.publish(topic, record, retain=True, qos=1)
             self._is_discoverable = True
