@@ -345,8 +345,8 @@ class Peer:
             if self._checkpoint is None:
                 return await self._run(worker)
             lock = self._machine.files.lock(self._checkpoint)
-            await worker.run(lock.acquire)
             try:
+                await worker.run(lock.acquire)
                 return await self._run(worker)
             finally:
                 await worker.run(lock.release)
