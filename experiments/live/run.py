@@ -185,13 +185,15 @@ def _run_planned(
             board.update(values)
 
         swarm = LocalSwarm(spec, on_record=add_record, on_event=add_event)
-        live = Live(board.table(), console=console.err, refresh_per_second=4)
-        try:
-            with contextlib.nullcontext() if quiet else live:
-                asyncio.run(_run_until_stopped(swarm, lambda: live.update(board.table()), part))
-        finally:
-            if not quiet and not console.err.is_terminal:
-                console.err.print()  # without a terminal, rich does not end the table's last line
+        if quiet:
+            asyncio.run(_run_until_stopped(swarm, lambda: None, part))
+        else:
+            try:
+                with Live(board.table(), console=console.err, refresh_per_second=4) as live:
+                    asyncio.run(_run_until_stopped(swarm, lambda: live.update(board.table()), part))
+            finally:
+                if not console.err.is_terminal:
+                    console.err.print()  # without a terminal, rich does not end the table's last line
     outcome = collect(config, spec, events, part)
     if metrics_file.failure is not None:
         raise cannot_write(records, metrics_file.failure)
