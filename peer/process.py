@@ -217,10 +217,13 @@ def main(arguments: Sequence[str]) -> int:
                 "usage: python -m gossamer.peer SPEC.json (or gossamer join, for one device)"
             )
         spec = ProcessSpec.read(Path(arguments[0]))
+        try:
+            Path(spec.folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PeerError(f"{spec.folder}: cannot be made: {error.strerror}") from None
     except PeerError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    Path(spec.folder).mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(spec.threads)
     log_to_stderr(as_json=LOG_JSON in arguments[1:])
     parent = sys.stdin.fileno() if WITH_PARENT in arguments[1:] else None
