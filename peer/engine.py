@@ -4,7 +4,8 @@ Its only IO is the checkpoint. The event loop passes received packets in and get
 Before a message is sent, the state that it reveals is saved in the checkpoint (if the peer has one), so that
 a process that is killed and restarted never contradicts what other peers have received. The event loop reads
 only `view`, an immutable summary that every call replaces, and attributes that do not change while a session
-runs; all other calls run on the worker thread, or, if short, on the event loop while that thread is idle.
+runs or are replaced as a whole (samples, schemas, limits, the last session's goodbye); all other calls run on
+the worker thread, or, if short, on the event loop while that thread is idle.
 """
 
 from __future__ import annotations

@@ -6,10 +6,8 @@ metrics are not acknowledged (QoS 0): `publish` returns once they are written to
 while there is no connection. Joining, reconnecting and leaving wait in `announce`, `send_status` and
 `publish_goodbye`.
 
-The engine belongs to the peer's worker thread, which also trains: its methods are called through the worker,
-one at a time. Without the worker, the event loop reads its `view`, which is immutable, and attributes that do
-not change while a session runs or are replaced as a whole (samples, schemas, limits, the last session's
-goodbye). `Link.__init__` also reads its history and gossiper: the worker has nothing to do then.
+The engine's methods are called through the peer's worker, one at a time; engine.py says what the event loop
+reads without it. `Link.__init__` also reads its history and gossiper: the worker has nothing to do then.
 
 A *turn* is one pass of the gossip loop: received packets and presence events go to the engine, and the
 packets that it returns are sent.
