@@ -4,7 +4,8 @@ Its only IO is the checkpoint. The event loop passes received packets in and get
 Before a message is sent, the state that it reveals is saved in the checkpoint (if the peer has one), so that
 a process that is killed and restarted never contradicts what other peers have received. The event loop reads
 only `view`, an immutable summary that every call replaces, and attributes that do not change while a session
-runs; all other calls run on the worker thread, or, if short, on the event loop while that thread is idle.
+runs or are replaced as a whole (samples, schemas, limits, the last session's goodbye); all other calls run on
+the worker thread, or, if short, on the event loop while that thread is idle.
 """
 
 from __future__ import annotations
@@ -227,7 +228,7 @@ class Engine:
         """The session and the revision of its ledger that the last checkpoint holds."""
         self._must_save = False
         """Whether the next turn must write a checkpoint: after a goodbye, which is not repeated and which a
-        restarted broker has lost, and after a change of models, before others see them on our card."""
+        restarted broker has lost, and after a change of the plan, before others see it on our card."""
         self._unsent_messages: list[Message] = []
         """Messages that may not be sent before a checkpoint is written."""
         self._guards = None if settings.bounds is None else Guards(settings.bounds)
@@ -553,7 +554,12 @@ class Engine:
 
         Weight counts in new models at once, at the present values, unless the peer has not started yet.
         """
-        if self.sharing is None or not self.sharing.follow():
+        if self.sharing is None:
+            return
+        announced = self.sharing.announcements
+        models_change = self.sharing.follow()
+        self._must_save |= self.sharing.announcements != announced
+        if not models_change:
             return
         has_started = not self.bootstrap.waiting
         self._describe_models()
@@ -570,11 +576,15 @@ class Engine:
         models = self.gossiper.models
         counted = self.history.counted
         self.history.counted = {m: since for m, since in counted.items() if m in models}
-        self._must_save = True
 
-    def announced_plan(self) -> tuple[dict[str, Any] | None, frozenset[str]]:
-        """Return the plan that is followed, for the card, and the models that groups of peers share."""
+    def announced_plan(self) -> tuple[dict[str, Any] | None, frozenset[str]] | None:
+        """Return the plan that is followed, for the card, and the models that groups of peers share.
+
+        None while the checkpoint lacks that plan: after a crash, the peer would contradict its card.
+        """
         assert self.sharing is not None
+        if self._must_save:
+            return None
         return self.sharing.as_card_entry(), self.sharing.group_models
 
     def begin_round(self) -> None:

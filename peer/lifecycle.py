@@ -345,8 +345,8 @@ class Peer:
             if self._checkpoint is None:
                 return await self._run(worker)
             lock = self._machine.files.lock(self._checkpoint)
-            await worker.run(lock.acquire)
             try:
+                await worker.run(lock.acquire)
                 return await self._run(worker)
             finally:
                 await worker.run(lock.release)
@@ -400,7 +400,7 @@ class Peer:
             async with AsyncExitStack() as stack:
                 connecting = asyncio.ensure_future(stack.enter_async_context(link.transport))
                 if not await self._done_before_leaving(connecting, link, starts=True):
-                    self._lifecycle.fire(Event.ASKED_TO_LEAVE)
+                    self._fire(Event.ASKED_TO_LEAVE)
                     if link.engine.ending is not None:
                         raise self._not_delivered(self._leave_reason)
                     return await self._report_without_goodbye(link)
@@ -413,7 +413,7 @@ class Peer:
                     return await self._run_states(link)
                 except BaseException as error:
                     if self.state not in FINAL:
-                        self._lifecycle.fire(Event.ABORT)
+                        self._fire(Event.ABORT)
                     # Not if other peers cannot see this session, or another device has the name.
                     if link.joined and not isinstance(error, Replaced):
                         await transport.abort()  # the broker then publishes the last will
@@ -426,24 +426,23 @@ class Peer:
 
     async def _run_states(self, link: Link) -> Report:
         """Run from the first state to a final one, and return the report."""
-        lifecycle = self._lifecycle
         failure: PeerError | None = None
         if link.engine.ending is not None:
-            lifecycle.fire(Event.ENDING_RESTORED)
+            self._fire(Event.ENDING_RESTORED)
             _log.info("peer %s: continues leaving where a former process stopped", self.name)
         else:
-            lifecycle.fire(Event.CONNECTED)
+            self._fire(Event.CONNECTED)
             try:
                 await self._run_tasks(link)
             except SessionOver:
-                lifecycle.fire(Event.SESSION_OVER)
+                self._fire(Event.SESSION_OVER)
                 raise
             except (NotSaved, Replaced):
                 raise
             except PeerError as error:
                 failure = error
-                lifecycle.fire(Event.ERROR)
-        if lifecycle.state is State.ABORTED:
+                self._fire(Event.ERROR)
+        if self.state is State.ABORTED:
             if failure is not None:
                 raise failure
             return await self._report_without_goodbye(link)
@@ -475,17 +474,22 @@ class Peer:
                     for title, job in jobs.items()
                 ]
                 while self.state is not State.LEAVING and self.state not in FINAL:
-                    self._lifecycle.fire(await self._next_event(link))
-                    link.state = self.state.name.lower()
-                    phase = PHASES.get(self.state)
-                    if phase is not None and phase != link.phase:
-                        link.enter_phase(phase)
+                    self._fire(await self._next_event(link))
                 for task in background:
                     task.cancel()
         except* Exception as errors:
             # In a final state errors of background tasks no longer matter.
             if self.state not in FINAL:
                 raise first_error(errors) from None
+
+    def _fire(self, event: Event) -> None:
+        """Move to the next state; the link publishes it in its summary, and its phase in its status."""
+        assert self.link is not None
+        state = self._lifecycle.fire(event)
+        self.link.state = state.name.lower()
+        phase = PHASES.get(state)
+        if phase is not None and phase != self.link.phase:
+            self.link.enter_phase(phase)
 
     async def _log_reminders(self) -> None:
         """Log once a day what will soon expire."""
@@ -744,7 +748,7 @@ class Peer:
             assert ending is not None
             error, _ = await deliver_goodbye(link, goodbye_of(ending, link.generation), within)
         if error:
-            self._lifecycle.fire(Event.GOODBYE_FAILED)
+            self._fire(Event.GOODBYE_FAILED)
             _log.warning(
                 "peer %s left swarm %s: %s; the broker did not accept its goodbye within %g s (%s)",
                 self.name, self.settings.swarm, ending.reason, within, error,
@@ -754,7 +758,7 @@ class Peer:
             if self._checkpoint is not None:
                 raise self._not_delivered(error)
         else:
-            self._lifecycle.fire(Event.GOODBYE_ACCEPTED)
+            self._fire(Event.GOODBYE_ACCEPTED)
             _log.info("peer %s left swarm %s: %s", self.name, self.settings.swarm, ending.reason)
             await run(engine.confirm_goodbye)
             await link.save()  # before the report: a restarted process must write the same one

@@ -6,10 +6,8 @@ metrics are not acknowledged (QoS 0): `publish` returns once they are written to
 while there is no connection. Joining, reconnecting and leaving wait in `announce`, `send_status` and
 `publish_goodbye`.
 
-The engine belongs to the peer's worker thread, which also trains: its methods are called through the worker,
-one at a time. Without the worker, the event loop reads its `view`, which is immutable, and attributes that do
-not change while a session runs or are replaced as a whole (samples, schemas, limits, the last session's
-goodbye). `Link.__init__` also reads its history and gossiper: the worker has nothing to do then.
+The engine's methods are called through the peer's worker, one at a time; engine.py says what the event loop
+reads without it. `Link.__init__` also reads its history and gossiper: the worker has nothing to do then.
 
 A *turn* is one pass of the gossip loop: received packets and presence events go to the engine, and the
 packets that it returns are sent.
@@ -337,7 +335,7 @@ class Link:
         if not self._is_discoverable:
             if qos == 0:
                 return  # it leaves: it must not wait for the broker
-            records = discovery_records(swarm, self.name, self.settings.lease)
+            records = discovery_records(swarm, self.name, self._lease)
             for topic, record in records.items():
                 await self.transport.publish(topic, record, retain=True, qos=1)
             self._is_discoverable = True
@@ -692,10 +690,14 @@ class Link:
     async def _announce_plan(self) -> None:
         """Publish the plan that we follow now, and compare our new partial models with those of others.
 
-        Runs after a turn, so the checkpoint has the plan already.
+        Has no effect before the turn in which the plan is saved.
         """
-        self._announcement = self.view.announcements
-        self._plan, group_models = await self.worker.run(self.engine.announced_plan)
+        announcement = self.view.announcements
+        announced = await self.worker.run(self.engine.announced_plan)
+        if announced is None:
+            return
+        self._announcement = announcement
+        self._plan, group_models = announced
         self._inbound_limits = self.engine.inbound_limits
         self._events += self.roster.set_models(self.engine.schema_entries, group_models)
         if self.view.decided and self.view.decided[-1] != self._told:
@@ -737,10 +739,10 @@ class Link:
                     # The limit was lowered after the message was split; the gossiper repeats the message.
                     self.dropped["cut-too-large"] += 1
                     break
-                await self.transport.publish(topic, packet)
-                self.packets += 1
-                self.bytes += len(packet)
-                self._bytes_to[message.receiver] += len(packet)
+                if await self.transport.publish(topic, packet):
+                    self.packets += 1
+                    self.bytes += len(packet)
+                    self._bytes_to[message.receiver] += len(packet)
 
     # --- received messages ----------------------------------------------------------------------
 

@@ -336,7 +336,7 @@ class CheckpointLock:
             )
 
     def release(self) -> None:
-        """Release the lock and remove its file."""
+        """Release the lock and remove its file; has no effect if it is not ours."""
         self._lock.release()
 
 

@@ -81,17 +81,6 @@ def _duration(seconds: float) -> str:
     return f"{int(number)} {unit}{'' if int(number) == 1 else 's'}"
 
 
-def certificate_expiry(path: Path) -> float | None:
-    """Return when the first certificate in a PEM file expires (Unix time); None if it cannot be read."""
-    from cryptography import x509
-
-    try:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError):
-        return None  # connecting with it will say what is wrong
-    return certificate.not_valid_after_utc.timestamp()
-
-
 WAIT_LOG_INTERVAL = 5.0
 """Seconds between two log lines about the expected peers that are missing."""
 

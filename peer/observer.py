@@ -534,19 +534,13 @@ class Observer:
 
     connect: makes a transport without a last will, not connected yet.
     owner: the public key of the swarm's owner, as bytes (see gossip.security.read_public).
-    wall: the wall clock.
     """
 
     def __init__(
-        self,
-        connect: Callable[[], Transport],
-        swarm: str,
-        *,
-        owner: bytes | None = None,
-        wall: Callable[[], float] = time.time,
+        self, connect: Callable[[], Transport], swarm: str, *, owner: bytes | None = None
     ) -> None:
         self.swarm = SwarmState(swarm, owner)
-        self._connect, self._wall = connect, wall
+        self._connect = connect
         self._changes: asyncio.Queue[Change | None] = asyncio.Queue()
         self._received = 0
         self._error: BaseException | None = None
@@ -613,8 +607,8 @@ class Observer:
         try:
             async for topic, payload, retained in self._transport.messages():
                 self._received += 1
-                state, now = self.swarm, self._wall()
-                self._add(state.receive(topic, bytes(payload), now, retained=retained))
+                payload, now = bytes(payload), time.time()
+                self._add(self.swarm.receive(topic, payload, now, retained=retained))
         except Exception as error:
             self._error = error
         finally:
@@ -623,7 +617,7 @@ class Observer:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            self._add(self.swarm.tick(self._wall()))
+            self._add(self.swarm.tick(time.time()))
 
     def _add(self, changes: list[Change]) -> None:
         for change in changes:

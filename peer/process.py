@@ -33,7 +33,6 @@ from .bootstrap import load_trained
 from .exits import ExitCode, PeerError, first_error, report_alive, stop_signals
 from .lifecycle import Connect, Peer, Report
 from .machine import Machine, from_saved
-from .membership import certificate_expiry
 from .monitoring import serve_metrics, summary_families
 from .settings import Limits
 from .spec import LOG_JSON, WITH_PARENT, BrokerAddress, PeerSpec, ProcessSpec, mqtt_connect
@@ -47,14 +46,20 @@ bytes: this is days of a peer that trains once in ten seconds."""
 
 
 def certificate_expiries(broker: BrokerAddress) -> dict[str, float]:
-    """Return when the certificates of a connection expire, by the sentences that Reminders logs."""
+    """Return when a connection's certificates expire (Unix time), by the sentences that Reminders logs."""
     remedies = {
         broker.ca: "copy the new one of the broker's authority here",
         broker.certificate: "ask the broker's owner for a new one",
     }
     expiries = {}
     for file, remedy in remedies.items():
-        if file is not None and (expiry := certificate_expiry(Path(file))) is not None:
+        if file is None:
+            continue
+        from cryptography import x509
+
+        with contextlib.suppress(OSError, ValueError):  # connecting with it will say what is wrong
+            certificate = x509.load_pem_x509_certificate(Path(file).read_bytes())
+            expiry = certificate.not_valid_after_utc.timestamp()
             expiries[f"certificate {file} expires: {remedy}"] = expiry
     return expiries
 
@@ -212,10 +217,13 @@ def main(arguments: Sequence[str]) -> int:
                 "usage: python -m gossamer.peer SPEC.json (or gossamer join, for one device)"
             )
         spec = ProcessSpec.read(Path(arguments[0]))
+        try:
+            Path(spec.folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PeerError(f"{spec.folder}: cannot be made: {error.strerror}") from None
     except PeerError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    Path(spec.folder).mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(spec.threads)
     log_to_stderr(as_json=LOG_JSON in arguments[1:])
     parent = sys.stdin.fileno() if WITH_PARENT in arguments[1:] else None

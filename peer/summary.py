@@ -344,9 +344,7 @@ class Journal:
         """The latest events, oldest first."""
         return tuple(self._events)
 
-    def add(
-        self, kind: str, text: str, *, peer: str = "", level: int = logging.INFO, log: bool = True
-    ) -> None:
+    def add(self, kind: str, text: str, *, peer: str = "", log: bool = True) -> None:
         """Note an event now.
 
         text: what happened, to follow the peer's name: "founds model global at its own values".
@@ -355,7 +353,7 @@ class Journal:
         self._events.append(PeerEvent(self._wall(), kind, text[:MAX_TEXT], peer))
         self.count += 1
         if log:
-            _log.log(level, "peer %s %s", self._peer, text)
+            _log.info("peer %s %s", self._peer, text)
 
 
 # --- Home Assistant -----------------------------------------------------------------------------

@@ -143,13 +143,15 @@ class SampleFolder:
 
     @contextmanager
     def _file_errors(self, name: str) -> Iterator[None]:
-        """Log an error in one line, instead of raising it: the file is left out."""
+        """Log an error in one line, instead of raising it: the file is left out, and not those after it."""
         try:
             yield
-        except (GossamerError, OSError) as error:
+        except Exception as error:  # the learner may be a user's own, and raise anything
+            is_named = isinstance(error, GossamerError | OSError)
             _log.warning(
-                "peer %s: %s is left out: %s",
-                self._peer, self._folder / name, getattr(error, "strerror", None) or error,
+                "peer %s: %s is left out: %s%s", self._peer, self._folder / name,
+                "" if is_named else f"{type(error).__name__}: ",
+                getattr(error, "strerror", None) or error,
             )  # fmt: skip
 
     def _list_files(self) -> dict[str, tuple[int, int]]:

@@ -206,10 +206,6 @@ class SwarmLayout:
             network=network_file and str(network_file.resolve()),
         )
 
-    def plan(self, folder: Path, broker: BrokerAddress) -> SwarmSpec:
-        """Return the specification of the whole swarm; see `peer_specs`."""
-        return self.spec(self.peer_specs(folder), folder, broker)
-
     def spec(self, peers: list[PeerSpec], folder: Path, broker: BrokerAddress) -> SwarmSpec:
         """Return the specification of a swarm of these peers."""
         gossip = self.config.gossip
@@ -262,8 +258,9 @@ class SwarmLayout:
 
 
 def plan(config: Config, folder: Path, broker: BrokerAddress, source: str = "config") -> SwarmSpec:
-    """Return the specification of a config's swarm; see `SwarmLayout.plan`."""
-    return SwarmLayout(config, source, Swarm(config, source)).plan(folder, broker)
+    """Return the specification of a config's swarm; see `SwarmLayout.peer_specs`."""
+    layout = SwarmLayout(config, source, Swarm(config, source))
+    return layout.spec(layout.peer_specs(folder), folder, broker)
 
 
 def _config_for_process(config: Config) -> Config:

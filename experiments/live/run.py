@@ -185,13 +185,15 @@ def _run_planned(
             board.update(values)
 
         swarm = LocalSwarm(spec, on_record=add_record, on_event=add_event)
-        live = Live(board.table(), console=console.err, refresh_per_second=4)
-        try:
-            with contextlib.nullcontext() if quiet else live:
-                asyncio.run(_run_until_stopped(swarm, lambda: live.update(board.table()), part))
-        finally:
-            if not quiet and not console.err.is_terminal:
-                console.err.print()  # without a terminal, rich does not end the table's last line
+        if quiet:
+            asyncio.run(_run_until_stopped(swarm, lambda: None, part))
+        else:
+            try:
+                with Live(board.table(), console=console.err, refresh_per_second=4) as live:
+                    asyncio.run(_run_until_stopped(swarm, lambda: live.update(board.table()), part))
+            finally:
+                if not console.err.is_terminal:
+                    console.err.print()  # without a terminal, rich does not end the table's last line
     outcome = collect(config, spec, events, part)
     if metrics_file.failure is not None:
         raise cannot_write(records, metrics_file.failure)
@@ -297,20 +299,15 @@ class Board:
                 f"{model} {distance:.0e}" for model, distance in record["disagreement"].items()
             ]
             accuracy = f"{record['accuracy']:.3f}" if "accuracy" in record else ""
+            rounds = "" if config.rounds == "forever" else f"/{config.rounds}"
             table.add_row(
                 peer, record["session"][:6], record["phase"], _averaged_members(record),
-                *([_groups(record)] if decides else []),
-                _rounds(record["round"], config), accuracy,
+                *([_groups(record)] if decides else []), f"{record['round']}{rounds}", accuracy,
                 *console.metric_cells(record.get("metrics", {}), named_metrics), "  ".join(disagreement),
                 str(record["packets"]), f"{record['bytes'] / 1e6:.1f}",
                 f"{now - self._received_at[peer]:.1f}",
             )  # fmt: skip
         return table
-
-
-def _rounds(trained: int, config: Config) -> str:
-    """Return how many rounds a peer has trained, and of how many, if there is an end."""
-    return str(trained) if config.rounds == "forever" else f"{trained}/{config.rounds}"
 
 
 def _groups(record: Record) -> str:
@@ -321,7 +318,7 @@ def _groups(record: Record) -> str:
     """
     groups = {
         model.rpartition("-")[0]: members
-        for model, (_, members) in _member_counts(record).items()
+        for model, (_, members) in record.get("members", {}).items()
         if model.startswith("group") and model.count("-") == 2
     }
     return "  ".join(f"{group} of {count}" for group, count in sorted(groups.items()))
@@ -336,16 +333,10 @@ def _averaged_members(record: Record) -> str:
         return ""
     incomplete = [
         f"{model} {counting} of {members}"
-        for model, (counting, members) in _member_counts(record).items()
+        for model, (counting, members) in record["members"].items()
         if counting < members
     ]
     return "  ".join(incomplete) or "all"
-
-
-def _member_counts(record: Record) -> dict[str, tuple[int, int]]:
-    """Return, by partial model, how many members' weights count, and how many members there are."""
-    pairs = record.get("members", {})
-    return {model: (counting, members) for model, (counting, members) in pairs.items()}
 
 
 def collect(

@@ -182,27 +182,23 @@ class Broker:
         process, self._process = self._process, None
         if process is None:
             return
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+        with process:  # closes its standard input, and waits for its end
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
     def kill(self) -> None:
         """Kill the broker at once (SIGKILL), as a power failure would; `start` uses the same ports again."""
         process, self._process = self._process, None
         if process is None:
             return
-        watchdog = psutil.Process(process.pid)
-        for each in [*watchdog.children(recursive=True), watchdog]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-        process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+        with process:
+            watchdog = psutil.Process(process.pid)
+            for each in [*watchdog.children(recursive=True), watchdog]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
 
     def restart(self) -> None:
         """Stop and start again on the same ports. Retained messages are lost, unless it has a store."""

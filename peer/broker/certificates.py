@@ -179,9 +179,9 @@ class Authority:
         extension = x509.SubjectAlternativeName(alternatives)
         return self._issue(file, "gossamer broker", purposes, days, extension)
 
-    def issue_client(self, peer: str, *, days: float = ISSUED_DAYS) -> CertificateFiles:
+    def issue_client(self, peer: str) -> CertificateFiles:
         """Issue a client certificate for `peer`: client-{peer}.pem and .key."""
-        return self._issue(f"client-{peer}", peer, [ExtendedKeyUsageOID.CLIENT_AUTH], days)
+        return self._issue(f"client-{peer}", peer, [ExtendedKeyUsageOID.CLIENT_AUTH], ISSUED_DAYS)
 
     def _issue(
         self,

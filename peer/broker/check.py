@@ -105,8 +105,8 @@ class _Check:
             on_check(f"checking: {subject}")
             try:
                 findings.append(await check())
-            except (TransportError, TimeoutError) as error:
-                reason = str(error) or "no answer in time"
+            except (TransportError, OSError) as error:  # also TimeoutError
+                reason = getattr(error, "strerror", None) or str(error) or "no answer in time"
                 findings.append(Finding(subject, reason, "fails", "see the broker's log"))
             if (
                 check in (self._rules, self._qos_1, self._retained)

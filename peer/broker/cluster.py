@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from ...gossip import MqttOptions, MqttTransport, TlsFiles, TransportError
 from .broker import Broker, free_port, is_host, stop_event
@@ -141,18 +141,15 @@ class Cluster:
             await transport.publish(topic, b"", retain=True)
 
 
-def serve_cluster(
-    nodes: int, settings: BrokerSettings | None = None, *, out: IO[str] | None = None
-) -> int:
+def serve_cluster(nodes: int, settings: BrokerSettings | None = None) -> int:
     """Run a cluster in the foreground until SIGINT, SIGTERM or SIGHUP; return an exit code.
 
     Prints the URLs once QoS 1 works on every node. A node that dies is reported; the code is 1 if no majority
     is left, without which a cluster accepts no connection.
     """
-    out = out or sys.stdout
     with stop_event() as stop, Cluster(nodes, settings) as cluster:
-        print(f"nats: {nodes} nodes of {cluster.nodes[0].reason}", file=out)
-        print(cluster.url, file=out, flush=True)
+        print(f"nats: {nodes} nodes of {cluster.nodes[0].reason}")
+        print(cluster.url, flush=True)
         running = list(cluster.nodes)
         while not stop.wait(0.5):
             for node in [node for node in running if node.has_died()]:

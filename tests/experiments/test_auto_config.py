@@ -25,7 +25,6 @@ from gossamer.experiments.federated.comparison import run as run_method
 from gossamer.experiments.live.layout import SwarmLayout
 from gossamer.experiments.study import Job
 from gossamer.experiments.study.sweep import expand, run_cells, stackable_batches
-from gossamer.peer import BrokerAddress
 from gossamer.topology import build
 
 torch.set_num_threads(1)
@@ -198,7 +197,7 @@ def test_a_live_swarm_with_too_few_samples_or_own_norm_buffers_is_one_line(tmp_p
     with pytest.raises(
         ConfigError, match=r"'sharing': peer 0 has 9 training samples, and .* takes 10"
     ):
-        layout.plan(tmp_path, BrokerAddress("mqtt://127.0.0.1:1"))
+        layout.peer_specs(tmp_path)
     local = {"name": "resnet", "buffers": "local", "options": {"widths": [4], "blocks": 1}}
     normed = parse_config(BASE | {"network": local})
     with pytest.raises(ConfigError, match=r"'sharing': .*leave out buffers"):

@@ -156,6 +156,23 @@ def test_a_list_is_published_and_retained(here, empty_broker, run):
     assert (held.peers, held.invitations) == ({BEN.id}, {number})
 
 
+def test_a_stranger_cannot_prevent_a_revocation(here, empty_broker, run):
+    """Its cards have names that no peer may have, or no invitation."""
+    owner = Identity.generate("owner")
+    owner.save(here / "owner.key")
+    publish_cards(run, empty_broker, owner, BEN)
+
+    async def intrude():
+        async with MqttTransport(empty_broker.url, "stranger") as transport:
+            for name in ("a!b", "x" * 300, "eve", CARL.name):
+                topic = f"gossamer/v1/garden/peer/{name}/card"
+                await transport.publish(topic, b"nonsense", retain=True)
+
+    run(intrude())
+    words = (*REVOKE, "--peer", BEN.name, "--broker", empty_broker.url)
+    assert "the broker holds it" in gossamer(*words)
+
+
 def test_a_list_that_would_exclude_nobody_is_refused_and_changes_nothing(here, empty_broker, run):
     keygen("owner")
     owner = Identity.load(here / "owner.key")

@@ -39,6 +39,10 @@ class BadBroker:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        self.stop_listening()
+
+    def stop_listening(self) -> None:
+        """Accept no further connections."""
         self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -122,3 +122,22 @@ def test_a_broker_that_is_not_there_is_an_error(run, silent_port):
     address = BrokerAddress(f"mqtt://127.0.0.1:{silent_port}", connect_timeout=0.2)
     with pytest.raises(TransportError, match="nothing listens"):
         run(checked(address, "garden", "anna"))
+
+
+def test_a_broker_that_is_gone_before_the_last_check_costs_no_finding(run):
+    async def scenario() -> list[Finding]:
+        async with BadBroker() as broker:
+            address = BrokerAddress(broker.url, connect_timeout=0.2)
+
+            def hang_up(text: str) -> None:
+                if text == "checking: slow reader":
+                    broker.stop_listening()
+
+            return await check_broker(address, "garden", "anna", hang_up, rate_seconds=0.1)
+
+    findings = run(scenario())
+    last = findings.pop()
+    assert (last.subject, last.result, last.verdict) == (
+        "slow reader", "Connection refused", "fails",
+    )  # fmt: skip
+    assert "fails" not in verdicts(findings).values()

@@ -71,9 +71,10 @@ def check(retained, swarm, peer, lease):
 
 
 def test_a_peer_appears_with_state_round_and_accuracy_and_says_that_it_left(run):
-    nest = Nest(quick(rounds=2, discovery=True))
+    nest = Nest(quick(rounds=2, discovery=True, asleep=3500.0))
     retained = published(run, nest, lambda: nest.start("a.b"))
-    shown, availability = check(retained, "nest", "a.b", nest.settings.lease)
+    asleep_twice = nest.settings.lease + 7000.0  # it is available while it sleeps
+    shown, availability = check(retained, "nest", "a.b", asleep_twice)
     assert shown.keys() == {"state", "round", "accuracy"}
     assert (shown["round"], availability) == (2, "offline")
     assert 0 <= shown["accuracy"] <= 100

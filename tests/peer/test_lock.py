@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
-from peer_kit import Nest, Still, make_learner, quick
-from waiting import until
+from peer_kit import Clocks, Nest, Still, make_learner, quick
+from waiting import PATIENCE, until
 
 from gossamer.peer.exits import PeerError
-from gossamer.peer.machine import CheckpointLock
+from gossamer.peer.machine import CheckpointLock, Files
 
 
 def test_the_second_is_refused_until_the_first_lets_go(tmp_path):
@@ -48,6 +50,37 @@ def test_a_lock_of_a_killed_process_is_free(tmp_path):
 def test_a_folder_that_is_not_there_is_said(tmp_path):
     with pytest.raises(PeerError, match=r"cannot be locked: No such file or directory; give"):
         CheckpointLock(tmp_path / "nowhere" / "a.checkpoint").acquire()
+
+
+class SlowLock(CheckpointLock):
+    """A lock on a disk that takes its time."""
+
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def acquire(self):
+        self.begun.set()
+        assert self.may_go_on.wait(PATIENCE)
+        super().acquire()
+
+
+class SlowFiles(Files):
+    def lock(self, path):
+        return SlowLock(path)
+
+
+def test_a_peer_that_is_cancelled_while_it_takes_the_lock_does_not_keep_it(run, tmp_path):
+    path, machine = tmp_path / "a.checkpoint", Clocks()
+    machine.files = SlowFiles()
+
+    async def swarm():
+        life = Nest(quick()).start("a", checkpoint=path, machine=machine)
+        await until(SlowLock.begun.is_set)
+        life.task.cancel()
+        SlowLock.may_go_on.set()
+        await asyncio.gather(life.task, return_exceptions=True)
+
+    run(swarm())
+    CheckpointLock(path).acquire()
 
 
 def test_a_peer_holds_the_lock_while_it_runs(run, tmp_path):

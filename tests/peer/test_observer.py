@@ -25,10 +25,11 @@ from gossamer.gossip.security import (
     revocation_topic,
     sign_death,
 )
+from gossamer.peer.exits import PeerError
 from gossamer.peer.monitoring import find_problems
 from gossamer.peer.observer import KINDS, MAX_OBSERVED, Observer, SwarmState
 from gossamer.peer.presence import LEASE_MARGIN, Card, Status
-from gossamer.peer.summary import Ended, ModelSummary, PeerEvent, Summary
+from gossamer.peer.summary import Ended, ModelSummary, PeerEvent, Summary, read_summary
 
 FIELDS = [("layer.weight (global)", [4, 3], "float32")]
 NOW = float(int(time.time())) + 3600
@@ -499,6 +500,17 @@ def test_with_trust_summaries_are_signed_and_checked(run, tmp_path):
     for name in names:
         peer = state.peers[name]
         assert (peer.checked, peer.problem, peer.round) == ("member", "", 3)
+
+
+def test_the_last_summary_of_a_peer_that_fails_says_that_it_leaves(run):
+    async def scenario():
+        nest = Nest(quick(expect=("nobody",), start_timeout=0.01))
+        with pytest.raises(PeerError, match="nobody did not come online"):
+            await nest.start("a").task
+        return read_summary(nest.broker.retained[topics.summary("nest", "a")])
+
+    summary = run(scenario())
+    assert (summary.state, summary.ended.kind) == ("leaving", "failed")
 
 
 def test_a_broker_with_small_packets_gets_short_summaries(run):

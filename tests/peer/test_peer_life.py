@@ -256,6 +256,23 @@ def test_a_peer_out_of_touch_for_too_long_takes_a_new_session_by_itself(run, cap
     assert "rejoining with a new session" in caplog.text
 
 
+def test_packets_for_a_broker_that_is_away_do_not_count_as_sent(run):
+    async def swarm():
+        nest = Nest(quick(rounds=10**9, expect=("a", "b"), founder=True))
+        one, _ = (nest.start(name) for name in "ab")
+        await until(lambda: one.peer.link is not None and one.peer.link.packets)
+        nest.broker.stop()
+        link, trained = one.peer.link, one.view.round
+        sent = link.packets, link.bytes
+        counters = one.transports[-1].counters
+        await until(lambda: one.view.round > trained + 3 and counters["outbound-offline"])
+        assert (link.packets, link.bytes) == sent
+        await nest.broker.start([life.transports[-1] for life in nest.lives])
+        await nest.finish(3)
+
+    run(swarm())
+
+
 def test_an_outage_shorter_than_the_lease_costs_nothing(run):
     async def swarm():
         nest = quick_nest(quick(rounds=8))

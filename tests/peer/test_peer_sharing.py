@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -577,6 +577,25 @@ def test_a_learner_with_which_nothing_can_be_decided_is_one_line(
         "4 are needed",
         "peer a: parts 0 and input stay shared, because they are not trained",
     ]
+
+
+def test_a_plan_is_announced_when_the_checkpoint_has_it(tmp_path: Path) -> None:
+    """Also if its models stay the same: a restarted maker must not give its number to another plan."""
+    settings = quick(sharing="auto", rounds=60, save_every=1e9)
+    engine = begin(Engine("a", make("a"), settings, checkpoint=tmp_path / "x"))
+    assert engine.sharing is not None
+    plan = engine.sharing.first_plan(0, ["b", "c", "d"])
+    for version in (0, 1):
+        engine.sharing.read_card_entry("a", entry_of("a", replace(plan, version=version)))
+        engine.begin_round()
+        assert engine.announced_plan() is None
+        engine.turn([], [], 0.0, 10**6)
+        announced, _ = engine.announced_plan() or (None, None)
+        assert announced is not None
+        assert announced["version"] == version
+        again = Engine("a", make("a"), settings, checkpoint=tmp_path / "x")
+        assert again.sharing is not None
+        assert again.sharing.as_card_entry() == announced
 
 
 def test_a_restart_goes_on_with_the_plan_that_it_followed(tmp_path: Path) -> None:

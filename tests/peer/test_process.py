@@ -73,6 +73,14 @@ def test_a_spec_that_cannot_be_read_is_one_line(tmp_path, capsys, text, complain
     assert "hush" not in line
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
+    path = tmp_path / "spec.json"
+    ProcessSpec(BrokerAddress("mqtt://127.0.0.1:1"), str(path / "results")).write(path)
+    assert main([str(path)]) == ExitCode.CANNOT_TAKE_PART
+    error = f"error: {path}/results: cannot be made: Not a directory\n"
+    assert capsys.readouterr().err == error
+
+
 def test_a_process_without_a_spec_prints_its_usage(capsys):
     assert main([]) == ExitCode.CANNOT_TAKE_PART
     (line,) = capsys.readouterr().err.splitlines()

@@ -60,6 +60,24 @@ def test_at_the_start_only_files_that_fill_the_window_are_read(tmp_path, caplog)
     assert "old.npz" not in caplog.text
 
 
+def test_a_file_that_a_users_own_learner_cannot_take_costs_no_other_file(tmp_path, caplog):
+    class Picky(SgdLearner):
+        def add_samples(self, inputs, labels):
+            if inputs[0, 0] == 10:
+                raise RuntimeError("no tens")
+            super().add_samples(inputs, labels)
+
+    for at, first in enumerate((0, 10, 20)):
+        write(tmp_path, f"{at}.npz", first=first, count=2, at=at)
+    learner = make_learner("ann", samples=0)
+    learner.__class__ = Picky
+    engine = engine_of(tmp_path, learner)
+    with caplog.at_level(logging.WARNING):
+        engine.train()
+    assert numbers(learner) == [0, 1, 20, 21]
+    assert f"{tmp_path / '1.npz'} is left out: RuntimeError: no tens" in caplog.text
+
+
 BAD = {
     "damaged": (lambda path: path.write_bytes(b"PK not really"), "not an .npz file"),
     "without labels": (lambda path: write(path.parent, path.name, y=None), "no array"),
