@@ -223,7 +223,7 @@ def _linear_chain(module: nn.Module) -> Anatomy:
         "pass an example input (example=x) to have the module traced, or give it an anatomy() method "
         "that says which cells each parameter touches"
     )
-    for prefix, layer in _leaves(module, ""):
+    for prefix, layer in leaves(module):
         label = f"layer {prefix!r} ({type(layer).__name__})"
         if isinstance(layer, nn.Linear):
             if not parts:
@@ -266,12 +266,12 @@ def _linear_chain(module: nn.Module) -> Anatomy:
     return Anatomy(tuple(parts), tuple(maps))
 
 
-def _leaves(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+def leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers of nested Sequentials, with their names, in the order in which they run."""
     if type(module).forward is nn.Sequential.forward:
         names = {child: name for name, child in module.named_children()}
         for child in cast("nn.Sequential", module):  # a layer that runs twice is there twice
-            yield from _leaves(child, f"{prefix}.{names[child]}" if prefix else names[child])
+            yield from leaves(child, f"{prefix}.{names[child]}" if prefix else names[child])
     else:
         yield prefix, module
 

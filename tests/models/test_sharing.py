@@ -561,7 +561,7 @@ def test_own_norm_statistics_begin_as_if_they_had_never_been_averaged() -> None:
 
 
 class Tied(nn.Module):
-    """Tokens in, scores of tokens out, through the same matrix; the last layer may come first by name."""
+    """Tokens in, scores of tokens out, through the same matrix."""
 
     def __init__(self) -> None:
         super().__init__()
