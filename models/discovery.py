@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import numpy as np
@@ -174,15 +174,22 @@ def _channel_dim(module: nn.Module, x: Tensor, chosen: int | None) -> int | None
     return 1
 
 
-@torch.no_grad()
-def run_once(module: nn.Module, *inputs: Tensor) -> Any:
-    """Return a module's output in eval mode; its submodules' modes are restored."""
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[nn.Module]:
+    """Put a module into eval mode inside the context; then its submodules' modes are restored."""
     modes = [(layer, layer.training) for layer in module.modules()]
     try:
-        return module.eval()(*inputs)
+        yield module.eval()
     finally:
         for layer, training in modes:
             layer.training = training
+
+
+@torch.no_grad()
+def run_once(module: nn.Module, *inputs: Tensor) -> Any:
+    """Return a module's output in eval mode."""
+    with evaluating(module):
+        return module(*inputs)
 
 
 def try_example(module: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None:
@@ -190,7 +197,7 @@ def try_example(module: nn.Module, example: Tensor | tuple[Tensor, ...]) -> None
     inputs = example_inputs(example)
     try:
         run_once(module, *inputs)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # the user's module may raise anything
         shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
         raise ModelError(
             f"the example input of shape {shapes} does not fit the network: {' '.join(str(error).split())}"
@@ -216,7 +223,7 @@ def _linear_chain(module: nn.Module) -> Anatomy:
         "pass an example input (example=x) to have the module traced, or give it an anatomy() method "
         "that says which cells each parameter touches"
     )
-    for prefix, layer in _leaves(module, ""):
+    for prefix, layer in leaves(module):
         label = f"layer {prefix!r} ({type(layer).__name__})"
         if isinstance(layer, nn.Linear):
             if not parts:
@@ -259,12 +266,12 @@ def _linear_chain(module: nn.Module) -> Anatomy:
     return Anatomy(tuple(parts), tuple(maps))
 
 
-def _leaves(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+def leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers of nested Sequentials, with their names, in the order in which they run."""
     if type(module).forward is nn.Sequential.forward:
         names = {child: name for name, child in module.named_children()}
         for child in cast("nn.Sequential", module):  # a layer that runs twice is there twice
-            yield from _leaves(child, f"{prefix}.{names[child]}" if prefix else names[child])
+            yield from leaves(child, f"{prefix}.{names[child]}" if prefix else names[child])
     else:
         yield prefix, module
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from math import ceil, inf, nan
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer.errors import hint_arguments
 
 from .discovery import run_once
-from .errors import ModelError, check_number
+from .errors import ModelError, check_choice, check_number
 from .metrics import (
     LOSS_EXAMPLE,
     LOSSES,
@@ -26,13 +26,14 @@ from .metrics import (
     Metric,
     Metrics,
     check_loss,
+    check_metrics,
     cross_entropy,
     decision_threshold,
     find_loss,
     find_metrics,
     measure,
 )
-from .network import SlicedNetwork
+from .network import SlicedNetwork, naming_single_samples
 from .optimizers import (
     NameOrTable,
     OptimizerFactory,
@@ -232,10 +233,14 @@ class SgdLearner:
                 f"a learner trains a SlicedNetwork, not a {type(network).__name__}; wrap the module first: "
                 "SlicedNetwork(module, slices)"
             )
-        if local_samples < 1 or batch < 1:
+        for name, count in (("local_samples", local_samples), ("batch", batch), ("window", window)):
+            if count is not None and (not isinstance(count, Integral) or count < 1):
+                raise ModelError(f"{name} is {count!r}; it must be a whole number, at least 1")
+        if score_every < 0 or score_every == 1:
             raise ModelError(
-                f"local_samples ({local_samples}) and batch ({batch}) must be at least 1"
+                f"score_every is {score_every}; give 0 for none, or 2 or more: 1 leaves no sample to train on"
             )
+        check_choice("reduction", reduction, ("mean", "sum"))
         if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 <= rate < inf:
             raise ModelError(
                 f"rate {rate!r}: give a number of at least 0 (0 learns nothing), as in 0.1"
@@ -276,6 +281,7 @@ class SgdLearner:
         self.local_samples, self.batch, self.reduction = local_samples, batch, reduction
         self.proximal = proximal
         self.right, self.metrics = right, find_metrics(metrics)
+        check_metrics(network.peer, self.metrics, test[1], self._output_count)
         self.threshold = decision_threshold(self.loss)
         parameters = list(network.parameters.values())
         if not any(parameter.requires_grad for parameter in parameters):
@@ -335,6 +341,8 @@ class SgdLearner:
         for samples that do not fit the network or the samples it has.
         """
         dtype = self.network.flat.dtype
+        if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
+            self._check(self.network, "new", inputs, labels)  # raises
         inputs, labels = self._on_device(self.network, (inputs, labels))
         inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
         labels = labels.to(dtype if labels.is_floating_point() else torch.int64)
@@ -402,7 +410,8 @@ class SgdLearner:
             # A batch never spans two learner steps, because peers average between them.
             remaining_in_step = (remaining - 1) % self.local_samples + 1
             inputs, labels = self._next_batch(min(self.batch, remaining_in_step))
-            outputs = self.add_prior(self.network.module(inputs))
+            with naming_single_samples(self.network.peer, inputs):
+                outputs = self.add_prior(self.network.module(inputs))
             losses = self.loss(outputs, labels)
             self.optimizer.zero_grad(set_to_none=True)
             (losses.sum() if self.reduction == "sum" else losses.mean()).backward()
@@ -538,7 +547,8 @@ class SgdLearner:
                 f"peer {self.network.peer!r}: the network's frozen parameters are not those that it was "
                 "trained with: load the same values into them as before, or begin without the saved state"
             )
-        self.optimizer.load_state_dict(state["optimizer"])
+        # A copy: torch's optimizers go on with the tensors that they are given.
+        self.optimizer.load_state_dict(_deep_copy(state["optimizer"]))
         if self.scheduler is not None and "scheduler" in state:
             self.scheduler.load_state_dict(state["scheduler"])
         self.order = state["order"].numpy().copy()
@@ -656,11 +666,16 @@ def _check_samples(
     if not count:
         return None
     try:
-        outputs: Tensor = run_once(network.module, inputs[:2])
-    except RuntimeError as error:
+        outputs: Any = run_once(network.module, inputs[:2])
+    except Exception as error:  # the user's module may raise anything
         raise ModelError(
             f"{peer}: inputs of shape {tuple(inputs.shape[1:])} do not fit the network: {error}"
-        ) from None
+        ) from error
+    if not isinstance(outputs, Tensor):
+        raise ModelError(
+            f"{peer}: the network returns a {type(outputs).__name__}; wrap it in a module that returns one "
+            "tensor, the outputs to learn"
+        )
     if loss is not None:
         check_loss(peer, loss, outputs, labels[:2])
     if is_regression:

@@ -232,6 +232,24 @@ METRICS: dict[str, Metric] = {
 """The metrics that a name stands for, in configs and in `SgdLearner`."""
 
 
+def check_metrics(
+    peer: str, metrics: Iterable[Metric], labels: Tensor, output_count: int | None
+) -> None:
+    """Raise ModelError for a metric of METRICS that is not for these labels and so many outputs."""
+    for name in [name for name, metric in METRICS.items() if metric in metrics and len(labels)]:
+        is_of_classes = METRICS[name] in (f1, auc, class_accuracy)
+        if is_of_classes and labels.is_floating_point():
+            raise ModelError(
+                f"peer {peer!r}: metric {name!r} is for classes, and the targets are numbers; take mae, mse, "
+                "rmse or r2"
+            )
+        if not is_of_classes and not labels.is_floating_point() and output_count not in (1, None):
+            raise ModelError(
+                f"peer {peer!r}: metric {name!r} is for targets that are numbers, and labels are classes; "
+                "take f1, auc or class-accuracy"
+            )
+
+
 # --- losses --------------------------------------------------------------------------------------------
 
 Loss = Callable[[Tensor, Tensor], Tensor]

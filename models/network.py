@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 from weakref import WeakSet
@@ -22,7 +23,13 @@ from torch import Tensor, nn
 from gossamer.errors import hint_arguments
 
 from .anatomy import Anatomy, Buffers
-from .discovery import BATCH_NORMS, discover_or_one_cell, frozen_norms, named_tensors
+from .discovery import (
+    BATCH_NORMS,
+    discover_or_one_cell,
+    evaluating,
+    frozen_norms,
+    named_tensors,
+)
 from .errors import ModelError
 from .slicing import ModelGraph, SliceSpec, Slicing, Start, starting_values
 
@@ -287,22 +294,20 @@ class SlicedNetwork:
             for layer in self.module.modules()
             if isinstance(layer, BATCH_NORMS) and layer not in kept
         ]
-        settings = [(norm.momentum, norm.training) for norm in norms]
-        was_training = self.module.training
-        self.module.eval()
+        momenta = [norm.momentum for norm in norms]
         try:
-            for norm in norms:
-                norm.reset_running_stats()
-                norm.momentum = None  # makes torch compute a plain mean
-                norm.train()
-            # Batches of about equal size: a last batch of a single sample would have no variance.
-            for inputs_of_batch in inputs.tensor_split(math.ceil(len(inputs) / batch)):
-                self.module(inputs_of_batch)
+            with evaluating(self.module):
+                for norm in norms:
+                    norm.reset_running_stats()
+                    norm.momentum = None  # makes torch compute a plain mean
+                    norm.train()
+                # Batches of about equal size: a last batch of a single sample would have no variance.
+                for inputs_of_batch in inputs.tensor_split(math.ceil(len(inputs) / batch)):
+                    with naming_single_samples(self.peer, inputs_of_batch):
+                        self.module(inputs_of_batch)
         finally:
-            self.module.train(was_training)
-            for norm, (momentum, norm_was_training) in zip(norms, settings, strict=True):
+            for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
-                norm.train(norm_was_training)
 
     def check_finite(self, model: str, values: Tensor) -> None:
         """Raise, naming peer, model and parameter, if one of the `values` of `model` is NaN or infinite."""
@@ -439,6 +444,20 @@ class SlicedNetwork:
         if model not in self._coordinates:
             self.slicing.coordinates(model)  # raises an error that lists the averaged models
         return self._coordinates[model]
+
+
+@contextmanager
+def naming_single_samples(peer: str, inputs: Tensor) -> Iterator[None]:
+    """Turn the error of batch norm for a batch of one sample into a ModelError with a remedy."""
+    try:
+        yield
+    except ValueError as error:
+        if len(inputs) > 1:
+            raise
+        raise ModelError(
+            f"peer {peer!r}: a batch has only one sample, from which batch norm gets no variance ({error}); "
+            "choose batch and local_samples so that all batches have more, or use group norm"
+        ) from error
 
 
 def permute(network: SlicedNetwork, part: str, order: Sequence[int] | np.ndarray) -> None:

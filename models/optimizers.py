@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gossamer.errors import hint
 
-from .errors import ModelError
+from .errors import ModelError, check_number
 
 Tensors = Sequence[Tensor]
 """One tensor per parameter."""
@@ -239,6 +239,10 @@ class Sgd(RuleOptimizer):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ):
+        for name, value in (("rate", rate), ("momentum", momentum), ("weight_decay", weight_decay)):
+            check_number(name, value, least=0)
+        if nesterov and not momentum:
+            raise ModelError("nesterov is a form of momentum: give a momentum above 0, such as 0.9")
         is_plain = not momentum and not weight_decay
         rule = PlainRule(rate) if is_plain else MomentumRule(rate, momentum, weight_decay, nesterov)
         super().__init__(parameters, rule)
@@ -272,6 +276,10 @@ class Adam(RuleOptimizer):
         weight_decay: float = 0.0,
         decoupled: bool = False,
     ):
+        for name, value in (("rate", rate), ("epsilon", epsilon), ("weight_decay", weight_decay)):
+            check_number(name, value, least=0)
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ModelError(f"betas {betas}: give two numbers, each from 0 to below 1")
         super().__init__(parameters, AdamRule(rate, betas, epsilon, weight_decay, decoupled))
 
 

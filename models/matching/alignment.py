@@ -170,9 +170,9 @@ def _reference_values(
     is_given = np.zeros(len(flat), dtype=bool)
     for model, values in reference.items():
         coordinates = network.slicing.coordinates(model)
-        array = np.asarray(
-            values.detach().cpu() if isinstance(values, Tensor) else values, np.float64
-        )
+        if isinstance(values, Tensor):
+            values = values.detach().cpu().double()  # numpy has no bfloat16
+        array = np.asarray(values, np.float64)
         if array.shape != coordinates.shape:
             raise ModelError(
                 f"align: {model!r} has {len(coordinates)} coordinates on peer {network.peer!r}, but the "

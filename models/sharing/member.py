@@ -591,7 +591,10 @@ class _OutputCopy:
 
     @classmethod
     def of(cls, learner: SgdLearner) -> _OutputCopy | None:
-        """Return a new copy; None unless the last layer is linear and is trained by a known optimizer."""
+        """Return a new copy; None unless the last layer is linear and is trained by a known optimizer.
+
+        None too if another layer has its weights, as that of an embedding: a copy would change both.
+        """
         module = learner.network.module
         leaves = [
             (name, layer) for name, layer in module.named_modules() if not list(layer.children())
@@ -599,7 +602,9 @@ class _OutputCopy:
         rule = read_rule(learner)
         name, layer = leaves[-1]
         is_trained = all(parameter.requires_grad for parameter in layer.parameters())
-        if not isinstance(layer, nn.Linear) or rule is None or not is_trained:
+        all_parameters = [id(value) for _, value in module.named_parameters(remove_duplicate=False)]
+        is_tied = any(all_parameters.count(id(parameter)) > 1 for parameter in layer.parameters())
+        if not isinstance(layer, nn.Linear) or rule is None or not is_trained or is_tied:
             return None
         output_copy, inputs = cls(learner, name, layer, rule), learner.samples[0][:2]
         with torch.no_grad():

@@ -54,6 +54,7 @@ from .. import (
     decision_threshold,
     squared_error,
 )
+from ..discovery import leaves
 from ..optimizers import PlainRule, UpdateRule
 from . import plan
 
@@ -419,14 +420,12 @@ class Chain:
 
 def read_chain(module: nn.Module, loss: Loss) -> Chain | None:
     """Return a module as a chain; None if it is no chain, or if the kernel does not support the loss."""
-    if loss not in (squared_error, cross_entropy):
+    if loss not in (squared_error, cross_entropy) or any(map(has_hooks, module.modules())):
         return None
     layers: list[list[int]] = []
     shapes: list[tuple[int, ...]] = []
-    for leaf in _leaf_modules(module):
+    for _, leaf in leaves(module):
         layer_type, parameter = type(leaf), len(shapes)
-        if has_hooks(leaf):
-            return None
         shapes += [tuple(value.shape) for value in leaf.parameters()]
         if layer_type is nn.Linear:
             has_bias = len(shapes) > parameter + 1
@@ -443,15 +442,6 @@ def read_chain(module: nn.Module, loss: Loss) -> Chain | None:
     if not layers or total != sum(prod(shape) for shape in shapes):  # a layer that is used twice
         return None
     return Chain(tuple(tuple(layer) for layer in layers), tuple(shapes))
-
-
-def _leaf_modules(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules of nested Sequentials in the order in which they run."""
-    if type(module) is nn.Sequential:
-        for child in module:
-            yield from _leaf_modules(child)
-    else:
-        yield module
 
 
 def has_hooks(module: nn.Module) -> bool:

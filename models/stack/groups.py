@@ -410,23 +410,35 @@ class SgdGroup(StackedGroup):
         assert spec.rule is not None
         self._engine, shares_memory = engine, self._stack.shares_memory
         self._states = OptimizerStates(self._learners, spec.rule, self._values, shares_memory)
-        # Two pools each: inputs and labels.
-        self._samples = [
-            SamplePool([learner.samples[k] for learner in learners], device) for k in (0, 1)
-        ]
-        self._tests = [
-            SamplePool([learner.held_out[k] for learner in learners], device) for k in (0, 1)
-        ]
-        if shares_memory:  # learners keep views of the pools instead of their own copies
-            for index, learner in enumerate(self._learners):
-                learner.samples = self._samples[0].view(index), self._samples[1].view(index)
-                learner.held_out = self._tests[0].view(index), self._tests[1].view(index)
+        self._pooled: list[tuple[Any, Any]] = []
+        self._pool_samples()
         step_values = learners[0].batch * engine.activations
         self._peers_per_task = plan.peers_per_task(
             len(learners), self._values.shape[1], step_values
         )
 
+    def _pool_samples(self) -> None:
+        """Stack the learners' samples; do nothing if they are those that were stacked last."""
+        samples = [(learner.samples, learner.held_out) for learner in self._learners]
+        if self._pooled and all(
+            a is c and b is d for (a, b), (c, d) in zip(samples, self._pooled, strict=True)
+        ):
+            return
+        # Two pools each: inputs and labels.
+        self._samples, self._tests = (
+            [SamplePool([pair[kind][k] for pair in samples], self._device) for k in (0, 1)]
+            for kind in (0, 1)
+        )
+        if (
+            self._stack.shares_memory
+        ):  # learners keep views of the pools instead of their own copies
+            for index, learner in enumerate(self._learners):
+                learner.samples = self._samples[0].view(index), self._samples[1].view(index)
+                learner.held_out = self._tests[0].view(index), self._tests[1].view(index)
+        self._pooled = [(learner.samples, learner.held_out) for learner in self._learners]
+
     def train(self, rows: Sequence[int], repeats: int) -> list[Task]:
+        self._pool_samples()
         # Peers of a stack have the same kind of rule, but schedulers may have set different rates.
         groups = _group_rows(rows, self._states.rules(rows))
         self._states.add_steps(rows, len(self._step_ends(repeats)))
@@ -437,6 +449,7 @@ class SgdGroup(StackedGroup):
         ]
 
     def test(self, rows: Sequence[int]) -> list[Task]:
+        self._pool_samples()
         return [
             lambda rows=chunk: self._test(rows)
             for _, group in _group_rows(rows, self._tests[1].counts)
@@ -697,9 +710,9 @@ def _group_of(learner: Learner) -> GroupSpec:
         return GroupSpec("convolutions that are faster one by one", stackable=False)
     key = (
         chain or _signature(module), rule, learner.loss, learner.local_samples, learner.batch,
-        learner.reduction, flat.dtype, flat.device, tuple(learner.samples[0].shape[1:]),
-        learner.held_out[0].dtype, learner.right, learner.metrics, learner.samples[1].dtype,
-        tuple(learner.samples[1].shape[1:]), learner.network.frozen_digest(),
+        learner.reduction, flat.dtype, flat.device, learner.right, learner.metrics,
+        tuple((x.dtype, tuple(x.shape[1:])) for x in (*learner.samples, *learner.held_out)),
+        learner.network.frozen_digest(),
     )  # fmt: skip
     return GroupSpec(key, rule)
 

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from gossamer.models import (
     AssociativeLearner,
@@ -136,8 +137,13 @@ def test_bad_input_is_refused():
         SgdLearner(network, data(), data(), loss="hinge")
     with pytest.raises(ModelError, match="peer 'ann': 0 training inputs with 1 labels"):
         SgdLearner(network, (torch.zeros(0, 4), torch.zeros(1)), data())
-    with pytest.raises(ModelError, match="must be at least 1"):
-        SgdLearner(network, data(), data(), batch=0)
+    for options in ({"batch": 0}, {"local_samples": 2.5}, {"window": 0}):
+        with pytest.raises(ModelError, match=f"{next(iter(options))} is .*, at least 1"):
+            SgdLearner(network, data(), data(), **options)
+    with pytest.raises(ModelError, match=r"score_every is 1; .* leaves no sample"):
+        SgdLearner(network, data(), data(), score_every=1)
+    with pytest.raises(ModelError, match="reduction 'average' is unknown; there are mean, sum"):
+        SgdLearner(network, data(), data(), reduction="average")
     with pytest.raises(ModelError, match="unknown activation 'swish'"):
         mlp("2=2", output="swish")
 
@@ -233,6 +239,60 @@ def test_samples_that_do_not_fit_are_refused_before_training(x, y, message):
         SgdLearner(network, (x, y), data())
     with pytest.raises(ModelError, match=f"peer 'ann', test samples.*{message}"):
         SgdLearner(network, data(), (x, y))
+
+
+def test_inputs_on_which_a_network_raises_any_error_are_one_line():
+    embedding = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
+    norm = nn.Sequential(nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+    labels = torch.zeros(3, dtype=torch.int64)
+    for module, inputs in ((embedding, torch.full((3, 2), 9)), (norm, torch.zeros(3, 4))):
+        network = SlicedNetwork(module, {"g": 1.0}, peer="ann")
+        with pytest.raises(ModelError, match=r"inputs of shape .* do not fit the network: "):
+            SgdLearner(network, (inputs, labels), (inputs[:0], labels[:0]))
+    with pytest.raises(ModelError, match="does not fit the network: index out of range"):
+        SlicedNetwork(embedding, {"g": 1.0}, example=torch.full((3, 2), 9))
+
+
+def test_a_network_that_returns_no_tensor_is_refused():
+    class Both(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x
+
+    network = SlicedNetwork(Both(4, 3), {"g": 1.0}, peer="ann")
+    with pytest.raises(ModelError, match="the network returns a tuple"):
+        SgdLearner(network, data(), data())
+
+
+def test_new_samples_that_are_no_tensors_are_refused():
+    with pytest.raises(ModelError, match="new samples: give inputs and labels as torch tensors"):
+        learner().add_samples([[0.0] * 4], [1])
+
+
+def test_a_batch_of_one_sample_under_batch_norm_is_one_line():
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    network = SlicedNetwork(module, {"g": 1.0}, peer="ann", buffers="recompute")
+    message = r"peer 'ann': a batch has only one sample, .*choose batch and local_samples"
+    with pytest.raises(ModelError, match=message):
+        SgdLearner(network, data(), data(), local_samples=5, batch=2).train()
+    with pytest.raises(ModelError, match=message):
+        SgdLearner(network, data(1), data()).test()
+    images = nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    x, y = torch.randn(6, 1, 3, 3), torch.arange(6) % 3
+    network = SlicedNetwork(images, {"g": 1.0}, peer="ann")
+    assert SgdLearner(network, (x, y), (x, y), local_samples=3, batch=1).train().samples == 3
+
+
+def test_a_state_can_be_restored_twice():
+    ann = learner(optimizer="AdamW")
+    ann.train()
+    state, values = ann.state(), ann.network.flat.clone()
+    results = []
+    for _ in range(2):
+        ann.restore(state)
+        ann.network.flat.copy_(values)
+        ann.train()
+        results.append(ann.network.flat.clone())
+    assert torch.equal(*results)
 
 
 def test_an_unknown_optimizer_is_told_with_the_nearest():

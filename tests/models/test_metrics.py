@@ -151,3 +151,12 @@ def test_a_single_output_predicts_the_second_class_above_the_threshold_of_its_lo
     for loss, expected in (("squared", 1.0), ("cross-entropy", np.mean([0.0, 2 / 3]))):
         one = SgdLearner(network, (x, y), (x, y), loss=loss, metrics=["f1"])
         assert one.test().values["f1"] == pytest.approx(expected)
+
+
+def test_a_metric_for_another_kind_of_targets_is_refused() -> None:
+    x, classes, numbers = torch.randn(6, 4), torch.arange(6) % 3, torch.randn(6, 3)
+    network = SlicedNetwork(nn.Linear(4, 3), {"g": 1.0}, peer="ann")
+    with pytest.raises(ModelError, match="peer 'ann': metric 'f1' is for classes"):
+        SgdLearner(network, (x, numbers), (x, numbers), loss="MSELoss", metrics=["mae", "f1"])
+    with pytest.raises(ModelError, match="metric 'mae' is for targets that are numbers"):
+        SgdLearner(network, (x, classes), (x, classes), metrics=["f1", "mae"])

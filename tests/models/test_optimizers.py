@@ -140,3 +140,19 @@ def test_the_state_of_another_network_is_refused(sizes: tuple[int, ...]) -> None
     theirs.step()
     with pytest.raises(ModelError, match="belongs to another network"):
         optimizer.load_state_dict(theirs.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: Sgd(p, 0.1, nesterov=True), "give a momentum above 0"),
+        (lambda p: Sgd(p, -0.1), "rate is -0.1"),
+        (lambda p: Sgd(p, 0.1, momentum=-1.0), "momentum is -1.0"),
+        (lambda p: Adam(p, betas=(0.9, 1.0)), "each from 0 to below 1"),
+        (lambda p: Adam(p, betas=(0.9,)), "give two numbers"),
+        (lambda p: Adam(p, weight_decay=-0.1), "weight_decay is -0.1"),
+    ],
+)
+def test_settings_that_no_optimizer_can_have_are_refused(make: Make, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        make([nn.Parameter(torch.zeros(1))])

@@ -558,3 +558,27 @@ def test_own_norm_statistics_begin_as_if_they_had_never_been_averaged() -> None:
         torch.testing.assert_close(changed.network.flat, own.network.flat, rtol=1e-4, atol=1e-5)
         means = changed.network.module.state_dict()["1.running_mean"]
         assert float(means.abs().max()) > 0.1
+
+
+class Tied(nn.Module):
+    """Tokens in, scores of tokens out, through the same matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.scores = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        self.scores.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.scores(self.embedding(tokens).mean(1))
+
+
+def test_outputs_that_are_tied_to_an_embedding_are_measured_without_a_copy() -> None:
+    samples = torch.arange(40).reshape(20, 2) % 5, torch.arange(20) % 5
+    network = SlicedNetwork(Tied(), {"all": 1.0}, example=samples[0], peer="anna", rest=None)
+    assignment = Assignment.shared(network.slicing.anatomy, PEERS)
+    learner = SgdLearner(network, samples, samples, local_samples=10)
+    member = SharingMember(learner, Planner(AutoOptions()).first(assignment), AutoOptions())
+    contribution = member.before_averaging(learner.train())
+    member.after_averaging(contribution)
+    assert np.isfinite(contribution).all()
+    assert member.has_measured

@@ -204,3 +204,10 @@ def test_bad_references_are_refused(call: object, message: str) -> None:
     assert callable(call)
     with pytest.raises(ModelError, match=message):
         call(sliced("a", 1))
+
+
+def test_networks_of_half_the_precision_align_with_each_other():
+    a = sliced("a", 1, mlp("6=10=9=2").bfloat16())
+    align(a, sliced("b", 2, mlp("6=10=9=2").bfloat16())).apply(a)
+    assert a.flat.dtype == torch.bfloat16
+    assert align(a, a).moved == 0

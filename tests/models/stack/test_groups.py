@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gossamer.models import Learner, SgdLearner, SlicedNetwork, mlp
+from gossamer.models import Learner, Metrics, SgdLearner, SlicedNetwork, mlp
 from gossamer.models.stack import Workers, form_group, group_learners
 
 
@@ -50,6 +50,45 @@ def test_groups_do_what_their_learners_would(momentum: float) -> None:
     for a, b in zip(mine, plain, strict=True):
         torch.testing.assert_close(a.network.flat, b.network.flat, rtol=0, atol=1e-5)
         assert a.network.flat.untyped_storage().nbytes() == a.network.flat.nbytes
+
+
+def run(tasks) -> dict[int, Metrics]:
+    return dict(pair for task in tasks for pair in task())
+
+
+def test_samples_that_a_learner_gets_later_are_trained_and_tested_on() -> None:
+    mine, plain = learners(0.0)[:2], learners(0.0)[:2]
+    (spec,) = group_learners(mine)
+    group = form_group(spec, mine, None)
+    for repeats in (1, 6):
+        run(group.train([0, 1], repeats))
+        for learner in plain:
+            learner.train(repeats)
+        for learner in (mine[0], plain[0]):
+            assert isinstance(learner, SgdLearner)
+            learner.add_samples(torch.full((30, 6), 0.5), torch.arange(30) % 4)
+            learner.held_out = learner.samples
+    for a, b in zip(mine, plain, strict=True):
+        torch.testing.assert_close(a.network.flat, b.network.flat, rtol=0, atol=1e-5)
+    assert run(group.test([0, 1]))[0].samples == plain[0].test().samples == 80
+
+
+def test_a_hook_of_the_whole_network_is_called_in_a_stack_too() -> None:
+    mine, plain = learners(0.0)[:1], learners(0.0)[:1]
+    for learner in (*mine, *plain):
+        learner.network.module.register_forward_hook(lambda *args: 3 * args[2])
+    (spec,) = group_learners(mine)
+    run(form_group(spec, mine, None).train([0], 2))
+    plain[0].train(2)
+    torch.testing.assert_close(mine[0].network.flat, plain[0].network.flat)
+
+
+@pytest.mark.parametrize("tests", [torch.zeros(0), torch.zeros(5, 3, 2)])
+def test_learners_with_tests_of_another_shape_have_stacks_of_their_own(tests) -> None:
+    mine = learners(0.0)[:2]
+    assert isinstance(mine[0], SgdLearner)
+    mine[0].held_out = tests, torch.zeros(len(tests), dtype=torch.int64)
+    assert len(group_learners(mine)) == 2
 
 
 def test_the_first_error_of_a_task_is_raised_and_later_tasks_still_run() -> None:
