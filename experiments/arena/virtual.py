@@ -654,10 +654,15 @@ def _churn_events(
 
 
 def _select_peers(selection: int | list[int] | str, count: int) -> frozenset[int]:
-    """Return the numbers of selected peers: those in a list, the first so many, or all `count` for "all"."""
+    """Return the numbers of selected peers: those in a list, the first so many, or all `count` for "all".
+
+    Of more than there are, one too many is enough for an error.
+    """
     if isinstance(selection, str):
         return frozenset(range(count))
-    return frozenset(range(selection) if isinstance(selection, int) else selection)
+    if isinstance(selection, int):
+        return frozenset(range(min(selection, count + 1)))
+    return frozenset(selection)
 
 
 def simulate_in_time(
