@@ -39,7 +39,15 @@ from ..config.named_files import fingerprint
 from ..config.needs import refuse_conflicts, warn_unused_keys
 from ..config.tables import Config, ConfigError, differing_key
 from ..data import Dataset, PeerDatasets, load_or_stream
-from ..graphs.swarm import MAX_STEPS, check_robust, mixing_of, push_graph, pushes_of, swarm_graph
+from ..graphs.swarm import (
+    MAX_STEPS,
+    check_robust,
+    fixed_graph,
+    mixing_of,
+    push_graph,
+    pushes_of,
+    swarm_graph,
+)
 from ..results import CHECKPOINT_FILE, SHARING_FILE, Results, make_folder, read_records, write_json
 from .arena import Arena, Round, read_arena_state
 from .events import Wire
@@ -259,8 +267,8 @@ def robust_mixing(config: Config, peers_of_model: Mapping[str, list[int]], sourc
     gossip = config.gossip
     if gossip.mode == "server":
         return Robust(gossip.robust, hostile=gossip.hostile)
-    topology = swarm_graph(config, peers_of_model, source)
-    graph = nx.complete_graph(config.peers) if topology is None else topology.graph
+    remedy = "with gossip.robust; name one graph"
+    graph = fixed_graph(config, peers_of_model, source, remedy)
     return Robust(gossip.robust, graph, gossip.exchanges or 1, gossip.hostile)
 
 
