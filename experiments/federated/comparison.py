@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from gossamer import __version__
 from gossamer.entry import EntryError, import_from, load_entry
 from gossamer.errors import hint
 
@@ -204,14 +205,18 @@ class Cell(StudyCell):
     def key(self) -> str:
         """A hash of all that the result of this run depends on.
 
-        It leaves out other methods and the number of seeds: with more of them, finished runs stay valid.
+        It leaves out other methods and the number of seeds: with more of them, finished runs stay valid. So
+        they do when a release adds keys: defaults change only with the major version.
         """
         shared_settings = self.config.model_dump(
-            mode="json", exclude={"name", "methods", "seeds", "seed", "server", "reference"}
-        )
-        method_settings = self.config.method(self.line).model_dump(mode="json")
-        method = self.config.registered_name(self.line)
-        text = json.dumps([shared_settings, method, method_settings, self.seed], sort_keys=True)
+            mode="json", exclude_defaults=True,
+            exclude={"name", "methods", "seeds", "seed", "server", "reference"},
+        )  # fmt: skip
+        settings = self.config.method(self.line)
+        method_settings = settings.model_dump(mode="json", exclude_defaults=True)
+        method, major = self.config.registered_name(self.line), __version__.partition(".")[0]
+        everything = [major, shared_settings, method, method_settings, self.seed]
+        text = json.dumps(everything, sort_keys=True)
         files = named_files(self.config, self.source)
         # The graph of a method may come from a file or from a function of the user.
         if "topology" in method_settings:

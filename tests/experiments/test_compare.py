@@ -314,6 +314,20 @@ def test_a_key_changes_with_what_decides_the_result_only():
     assert len({key(), *others}) == len(others) + 1
 
 
+class LaterComparison(Comparison):
+    """The comparison of a release that has added a key."""
+
+    momentum: float = 0.5
+
+
+def test_a_key_that_a_release_adds_keeps_finished_runs_valid():
+    before = small()
+    later = LaterComparison(**before.model_dump(exclude_unset=True))
+    assert Cell("fedavg", later, 0).key == Cell("fedavg", before, 0).key
+    changed = later.model_copy(update={"momentum": 0.9})
+    assert Cell("fedavg", changed, 0).key != Cell("fedavg", before, 0).key
+
+
 def test_compression_sends_less_and_still_learns():
     methods = {"plain": {"method": "fedavg"}, "int8": {"method": "fedavg", "compress": "int8"}}
     config = small(methods=methods, rounds=8, data=IID)
