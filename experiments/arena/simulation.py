@@ -110,19 +110,19 @@ class Simulation:
             return cls._of_rank(config, source, ranks)
         _check_memory(config, source)
         members, stores = matched_members(Swarm(config, source, load_data))
-        if config.gossip.mode == "steady":
+        models, gossip = shared_models(members), config.gossip
+        if gossip.mode == "steady":
             graph = push_graph(config, members, source)
-            mixing = Steady(graph, pushes_of(config), config.gossip.hostile)
-            return cls(config, members, mixing, stores, Wire.of(config.gossip))
-        if config.gossip.robust != "none":
-            mixing = robust_mixing(config, shared_models(members), source)
-            return cls(config, members, mixing, stores, Wire.of(config.gossip))
-        mixing = _mixing_on_graph(config, shared_models(members), source)
-        sharing = _auto_sharing(config, members, source) if config.sharing == "auto" else None
-        if not config.gossip.lossy_keys:
-            return cls(config, members, mixing, stores, sharing=sharing)
-        mixing = _mixing_over_wire(config, members, mixing, source)
-        return cls(config, members, mixing, stores, Wire.of(config.gossip))
+            mixing: Mixing | None = Steady(graph, pushes_of(config), gossip.hostile)
+        elif gossip.robust != "none":
+            mixing = robust_mixing(config, models, source)
+        else:
+            mixing = _mixing_on_graph(config, models, source)
+            sharing = _auto_sharing(config, members, source) if config.sharing == "auto" else None
+            if not gossip.lossy_keys:
+                return cls(config, members, mixing, stores, sharing=sharing)
+            mixing = _mixing_over_wire(config, members, mixing, source)
+        return cls(config, members, mixing, stores, Wire.of(gossip))
 
     @classmethod
     def _of_rank(cls, config: Config, source: str, ranks: RankGroup) -> Simulation:
