@@ -477,12 +477,10 @@ class Swarm:
 
     def _select_peers(self, key: str, selection: PeerSelection) -> Mapping[int, int]:
         """Return the selected peers' indices, each with its first position; key: for an error."""
-        count = self.config.peers
-        if isinstance(selection, int | str):
-            selection = [*range(count if selection == "all" else min(selection, count + 1))]
-        if (last := max(selection, default=-1)) >= count:
+        indices, count = select_peers(selection, self.config.peers), self.config.peers
+        if (last := max(indices, default=-1)) >= count:
             raise self._error(key, f"names peer {last}, but peers are 0 to {count - 1}")
-        return {peer: position for position, peer in reversed([*enumerate(selection)])}
+        return {peer: position for position, peer in reversed([*enumerate(indices)])}
 
     def _error(self, key: str, text: str) -> ConfigError:
         """Return an error that names the config's file and a key."""
@@ -503,6 +501,13 @@ class Swarm:
             if unknown := [other for other in model.depends if other not in names]:
                 text = f"unknown model {unknown[0]!r}; models are {', '.join(names)}"
                 raise self._error(f"{key}.depends", text)
+
+
+def select_peers(selection: PeerSelection, peers: int) -> list[int]:
+    """Return the indices of selected peers; of a larger number than there are, one too many, for an error."""
+    if isinstance(selection, list):
+        return selection
+    return [*range(peers if selection == "all" else min(selection, peers + 1))]
 
 
 def trained_file(config: Config, source: str, index: int) -> Path | None:

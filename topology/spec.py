@@ -190,10 +190,10 @@ def _call(kind: str, function: Callable, parameters: dict[str, Any], **available
         for name, value in available.items()
         if name in inspect.signature(function).parameters
     }
-    try:
-        return function(**passed, **parameters)
-    except TypeError as error:  # a parameter without a default is missing
-        raise TopologyError(f"topology {kind}: {error}") from error
+    for name, parameter in accepted.items():
+        if parameter.default is parameter.empty and name not in parameters:
+            raise TopologyError(f"topology {kind} needs {name!r}, which has no default")
+    return function(**passed, **parameters)
 
 
 def normalize_graph(graph: nx.Graph, source: str = "the graph") -> nx.Graph:

@@ -90,7 +90,9 @@ class Wire:
     @property
     def lossy(self) -> Callable[[str, Array], Array] | None:
         """The function that changes an uncompressed value as sending it does; None if nothing changes it."""
-        return _as_float16 if self.dtype == "float16" else None
+        if self.dtype != "float16":
+            return None
+        return lambda _, value: as_sent(value, sufficient_dtype(value, "float16"))
 
     def fitted(self, shapes: Mapping[str, Shapes], sizes: Mapping[str, int]) -> Wire:
         """Return the wire for models made of these blocks; ModelError if its compressor does not fit one.
@@ -140,10 +142,6 @@ class LinkState:
             return uncompressed
         self.links.traffic[give.model].count_sent(give.packed.nbytes, uncompressed)
         return give.packed.nbytes
-
-
-def _as_float16(_model: str, value: Array) -> Array:
-    return as_sent(value, sufficient_dtype(value, "float16"))
 
 
 # --- the loop ---------------------------------------------------------------------------------------
@@ -642,13 +640,15 @@ class WiredAverager:
             model: peers[number % len(peers)]
             for number, (model, peers) in enumerate(members.items())
         }
+        robust = mixing if isinstance(mixing, Robust) else None
+        has_server = isinstance(mixing, Server) or (robust is not None and robust.graph is None)
         self.lockstep = Lockstep(
             [network.peer for network in networks],
             all_stores,
             check_weights(networks, weights),
             self._wire,
-            servers=servers if _has_server(mixing) else None,
-            robust=mixing if isinstance(mixing, Robust) else None,
+            servers=servers if has_server else None,
+            robust=robust,
             steady=partial(_steady_mode, learners, mixing) if isinstance(mixing, Steady) else None,
             graph=mixing.graph if isinstance(mixing, Steady | Robust) else None,
         )
@@ -711,10 +711,6 @@ def score_of(learner: Learner, model: str, value: Array | None) -> float:
 def _steady_mode(learners: Sequence[Learner], mixing: Steady, index: int) -> SteadyMode:
     score = partial(score_of, learners[index])
     return SteadyMode(mixing.fanout, hostile=mixing.hostile, score=score)
-
-
-def _has_server(mixing: Mixing) -> bool:
-    return isinstance(mixing, Server) or (isinstance(mixing, Robust) and mixing.graph is None)
 
 
 def _require_messages(mixing: Mixing) -> Gossip | Server | Steady | Robust:

@@ -39,7 +39,15 @@ from ..config.named_files import fingerprint
 from ..config.needs import refuse_conflicts, warn_unused_keys
 from ..config.tables import Config, ConfigError, differing_key
 from ..data import Dataset, PeerDatasets, load_or_stream
-from ..graphs.swarm import MAX_STEPS, check_robust, mixing_of, push_graph, pushes_of, swarm_graph
+from ..graphs.swarm import (
+    MAX_STEPS,
+    check_robust,
+    fixed_graph,
+    mixing_of,
+    push_graph,
+    pushes_of,
+    swarm_graph,
+)
 from ..results import CHECKPOINT_FILE, SHARING_FILE, Results, make_folder, read_records, write_json
 from .arena import Arena, Round, read_arena_state
 from .events import Wire
@@ -102,19 +110,19 @@ class Simulation:
             return cls._of_rank(config, source, ranks)
         _check_memory(config, source)
         members, stores = matched_members(Swarm(config, source, load_data))
-        if config.gossip.mode == "steady":
+        models, gossip = shared_models(members), config.gossip
+        if gossip.mode == "steady":
             graph = push_graph(config, members, source)
-            mixing = Steady(graph, pushes_of(config), config.gossip.hostile)
-            return cls(config, members, mixing, stores, Wire.of(config.gossip))
-        if config.gossip.robust != "none":
-            mixing = robust_mixing(config, shared_models(members), source)
-            return cls(config, members, mixing, stores, Wire.of(config.gossip))
-        mixing = _mixing_on_graph(config, shared_models(members), source)
-        sharing = _auto_sharing(config, members, source) if config.sharing == "auto" else None
-        if not config.gossip.lossy_keys:
-            return cls(config, members, mixing, stores, sharing=sharing)
-        mixing = _mixing_over_wire(config, members, mixing, source)
-        return cls(config, members, mixing, stores, Wire.of(config.gossip))
+            mixing: Mixing | None = Steady(graph, pushes_of(config), gossip.hostile)
+        elif gossip.robust != "none":
+            mixing = robust_mixing(config, models, source)
+        else:
+            mixing = _mixing_on_graph(config, models, source)
+            sharing = _auto_sharing(config, members, source) if config.sharing == "auto" else None
+            if not gossip.lossy_keys:
+                return cls(config, members, mixing, stores, sharing=sharing)
+            mixing = _mixing_over_wire(config, members, mixing, source)
+        return cls(config, members, mixing, stores, Wire.of(gossip))
 
     @classmethod
     def _of_rank(cls, config: Config, source: str, ranks: RankGroup) -> Simulation:
@@ -259,8 +267,8 @@ def robust_mixing(config: Config, peers_of_model: Mapping[str, list[int]], sourc
     gossip = config.gossip
     if gossip.mode == "server":
         return Robust(gossip.robust, hostile=gossip.hostile)
-    topology = swarm_graph(config, peers_of_model, source)
-    graph = nx.complete_graph(config.peers) if topology is None else topology.graph
+    remedy = "with gossip.robust; name one graph"
+    graph = fixed_graph(config, peers_of_model, source, remedy)
     return Robust(gossip.robust, graph, gossip.exchanges or 1, gossip.hostile)
 
 

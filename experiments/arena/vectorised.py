@@ -118,7 +118,7 @@ class VectorisedPushSum:
         self.weights: Ints = np.where(self._present, self._initial_weights, 0)
         self._injected, self._died = Tally(coordinates), Tally(coordinates)
         self._injected.add(self.estimates, self.weights)
-        self._rows, self._pool = Rows(self.estimates, threads), Pool(coordinates, dtype=dtype)
+        self._rows, self._pool = Rows(self.estimates, threads), Pool(coordinates, dtype)
         self._on_trained, self._on_credit = on_trained, on_credit
         self._clock = None if on_trained is None else Clock(self.world, np.arange(peers))
         self._share = share_rule(fraction)
@@ -370,9 +370,8 @@ class Events:
 class Pool:
     """Values in transit, as rows of one array; a row is reused after its last use."""
 
-    def __init__(
-        self, coordinates: int, rows: int = 64, dtype: type[np.floating[Any]] = np.float64
-    ):
+    def __init__(self, coordinates: int, dtype: type[np.floating[Any]]):
+        rows = 64  # at first
         self.values = np.empty((rows, coordinates), dtype)
         self._uses = np.zeros(rows, np.int64)
         self._free = np.arange(rows)

@@ -40,6 +40,7 @@ from ..build import (
     check_compression,
     choose_twins,
     matched_members,
+    select_peers,
     shared_models,
 )
 from ..cli import console
@@ -627,7 +628,9 @@ def _world(config: Config, graph: nx.Graph, source: str) -> tuple[World, float]:
             events=_churn_events(time.churn, config, graph, seconds, source),
             step=time.churn.step if time.churn else 1.0,
             partitions=tuple(
-                Partition(table.start, table.end, _select_peers(table.peers, config.peers))
+                Partition(
+                    table.start, table.end, frozenset(select_peers(table.peers, config.peers))
+                )
                 for table in time.partitions
             ),
             every=config.every,
@@ -651,13 +654,6 @@ def _churn_events(
     keys = ("leave", "arrive", "link_down", "link_up")
     probabilities = {key: getattr(churn, key) for key in keys}
     return tuple(draw_events(graph, steps, **probabilities, seed=config.seed))
-
-
-def _select_peers(selection: int | list[int] | str, count: int) -> frozenset[int]:
-    """Return the numbers of selected peers: those in a list, the first so many, or all `count` for "all"."""
-    if isinstance(selection, str):
-        return frozenset(range(count))
-    return frozenset(range(selection) if isinstance(selection, int) else selection)
 
 
 def simulate_in_time(

@@ -122,6 +122,12 @@ NEEDS: tuple[Need, ...] = (
         "data: minimum alpha", 'it is for partition = "dirichlet"', _has_partition("dirichlet")
     ),
     Need("data.shards", 'it is for partition = "shards"', _has_partition("shards")),
+    *(
+        Need(
+            f"{entries}.*.peers", "it selects no peer", lambda case: case.table.peers not in (0, [])
+        )
+        for entries in ("tasks", "models", "network.sizes", "time.partitions")
+    ),
     Need("tasks.*.labels", 'they are for kind = "swap"', lambda case: case.table.kind == "swap"),
     Need(
         "tasks.*.last",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def read_libsvm(path: Path) -> Samples:
     try:
         with _OPEN_BY_SUFFIX.get(path.suffix, open)(path, "rb") as file:
             x, y, *_ = load_svmlight_file(file, n_features=SENSIT_FEATURES, zero_based=False)  # pyright: ignore[reportArgumentType]
-    except (ValueError, OSError, EOFError, lzma.LZMAError) as error:
+    except (ValueError, OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(
             f"{path} is not LIBSVM text with {SENSIT_FEATURES} features ({error}): replace it"
         ) from error

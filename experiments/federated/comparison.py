@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from gossamer import __version__
 from gossamer.entry import EntryError, import_from, load_entry
 from gossamer.errors import hint
 
@@ -122,6 +123,9 @@ def parse_comparison(table: dict[str, Any], source: str = "config") -> Compariso
             "gossamer swarm. A comparison has a table [methods.NAME] for each method"
         )
     config = parse_table(Comparison, table, source)
+    folder = Path(source).parent
+    methods = {name: _with_path(settings, folder) for name, settings in config.methods.items()}
+    config = config.model_copy(update={"methods": methods})
     reference = config.reference or ""
     mistakes = {
         f"'peers': should be at least 2 clients, not {config.peers}": config.peers < 2,
@@ -149,6 +153,22 @@ def parse_comparison(table: dict[str, Any], source: str = "config") -> Compariso
                 f"{method.nearest_without_server!r}"
             )
     return config
+
+
+def _with_path(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a method's settings, with `folder` before the path of its graph if the file is there."""
+    topology = settings.get("topology")
+    if not isinstance(topology, str):
+        return settings
+    from ...topology import TopologyError
+    from ..graphs.swarm import complete_path
+
+    try:
+        completed = complete_path(topology, folder)
+    except TopologyError:
+        return settings  # the method will raise the error when it starts
+    is_file = isinstance(completed, dict)
+    return settings | {"topology": f"file:{completed['path']}"} if is_file else settings
 
 
 def choose(config: Comparison, only: list[str] | None) -> Comparison:
@@ -204,18 +224,22 @@ class Cell(StudyCell):
     def key(self) -> str:
         """A hash of all that the result of this run depends on.
 
-        It leaves out other methods and the number of seeds: with more of them, finished runs stay valid.
+        It leaves out other methods and the number of seeds: with more of them, finished runs stay valid. So
+        they do when a release adds keys: defaults change only with the major version.
         """
         shared_settings = self.config.model_dump(
-            mode="json", exclude={"name", "methods", "seeds", "seed", "server", "reference"}
-        )
-        method_settings = self.config.method(self.line).model_dump(mode="json")
-        method = self.config.registered_name(self.line)
-        text = json.dumps([shared_settings, method, method_settings, self.seed], sort_keys=True)
+            mode="json", exclude_defaults=True,
+            exclude={"name", "methods", "seeds", "seed", "server", "reference"},
+        )  # fmt: skip
+        settings = self.config.method(self.line)
+        method_settings = settings.model_dump(mode="json", exclude_defaults=True)
+        method, major = self.config.registered_name(self.line), __version__.partition(".")[0]
+        everything = [major, shared_settings, method, method_settings, self.seed]
+        text = json.dumps(everything, sort_keys=True)
         files = named_files(self.config, self.source)
         # The graph of a method may come from a file or from a function of the user.
         if "topology" in method_settings:
-            files += topology_files(method_settings["topology"], Path())
+            files += topology_files(method_settings["topology"], Path(self.source).parent)
         files += entry_files(method, Path(self.source).parent)
         return key_of(text + digest(files))
 

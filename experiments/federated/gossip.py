@@ -112,7 +112,8 @@ class GossipSgd(GossipMethod):
     """How often a client pushes in a round. Raise it when clients disagree; the bytes sent grow in
     proportion."""
     topology: str = "clique"
-    """Which clients may push to which: `ring`, `regular:4`, a file; see `gossamer topology`."""
+    """Which clients may push to which: `ring`, `regular:4`, a file beside the config; see `gossamer
+    topology`."""
 
     def start(self, clients: Sequence[Client]) -> PushSumState:
         from ...topology import build, require_connected

@@ -20,6 +20,10 @@ STRESS_LAYOUT_PEERS = 600
 """The most peers for which positions are computed from the distances between all pairs."""
 
 
+PIVOTS = 50
+"""The most peers from which distances are computed in larger graphs."""
+
+
 def positions(graph: nx.Graph) -> Positions:
     """Return one position per peer in the unit square, in the order of the sorted peers.
 
@@ -95,8 +99,8 @@ def _rotate_lengthwise(points: Positions) -> Positions:
     return centred @ np.array([[x, -y], [y, x]])  # a rotation, never a reflection
 
 
-def _pivot_layout(links: csr_array, pivots: int = 50) -> Positions:
-    """Return positions by pivot MDS: multidimensional scaling of the hops to up to `pivots` peers.
+def _pivot_layout(links: csr_array) -> Positions:
+    """Return positions by pivot MDS: multidimensional scaling of the hops to up to PIVOTS peers.
 
     The pivots are peers far from each other. The layout is a circle instead for fewer than 4 peers, if the
     hops give fewer than two dimensions (a path), or if many peers of a small graph would coincide.
@@ -106,7 +110,7 @@ def _pivot_layout(links: csr_array, pivots: int = 50) -> Positions:
     circle = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     if count < 4:
         return circle
-    hops = np.empty((min(pivots, count), count))
+    hops = np.empty((min(PIVOTS, count), count))
     closest = np.full(count, np.inf)
     pivot = 0
     for row in range(len(hops)):
@@ -120,10 +124,10 @@ def _pivot_layout(links: csr_array, pivots: int = 50) -> Positions:
         return circle
     points = axes[:2].T
     is_crowded = len(np.unique(points.round(6), axis=0)) < 0.7 * count
-    return circle if is_crowded and count <= pivots else points
+    return circle if is_crowded and count <= PIVOTS else points
 
 
-def _stress_layout(links: csr_array, start: Positions, rounds: int = 80) -> Positions:
+def _stress_layout(links: csr_array, start: Positions) -> Positions:
     """Return positions whose distances on the map differ least from hops; close pairs weigh most.
 
     They are found by stress majorization, which starts from the positions `start`.
@@ -135,7 +139,7 @@ def _stress_layout(links: csr_array, start: Positions, rounds: int = 80) -> Posi
     laplacian = np.diag(weight.sum(axis=1)) - weight
     inverse = np.linalg.pinv(laplacian, hermitian=True)
     points = start * hops.max()
-    for _ in range(rounds):
+    for _ in range(80):
         distances = np.linalg.norm(points[:, None] - points[None], axis=2)
         pull = -weight * hops / np.maximum(distances, 1e-9)
         np.fill_diagonal(pull, 0.0)

@@ -383,12 +383,9 @@ def stress(
     return Stress(topology.name, len(graph), links, exchanges, losses, slowdowns, verdict)
 
 
-def _churn_slowdowns(
-    topology: SwarmGraph, rule: Rule, seed: int, exchanges: int = 120
-) -> list[Slowdown]:
-    """Return how much longer gossip takes under each kind of CHURN, by simulations of `exchanges`
-    exchanges."""
-    graph = topology.graph
+def _churn_slowdowns(topology: SwarmGraph, rule: Rule, seed: int) -> list[Slowdown]:
+    """Return how much longer gossip takes under each kind of CHURN, by simulations of 120 exchanges."""
+    graph, exchanges = topology.graph, 120
     undisturbed = log_errors(mixing_matrix(graph, rule), exchanges, seed=seed)
     end = _last_measured(undisturbed)
     slowdowns = []

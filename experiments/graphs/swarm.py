@@ -427,14 +427,22 @@ def push_graph(config: Config, members: list[Member], source: str = "config") ->
     if config.gossip.mode == "steady":
         warn_without_score(members[0].learner, source)
         return steady_graph(config, models, source)
+    remedy = "in virtual time; name one graph, and let links fail with [time.churn]"
+    return fixed_graph(config, models, source, remedy)
+
+
+def fixed_graph(config: Config, models: Members, source: str, remedy: str) -> nx.Graph:
+    """Return the config's graph, complete without a topology; print notes on it.
+
+    Raises ConfigError for a graph that changes over time; remedy: ends its message "… is not supported …".
+    """
     topology = swarm_graph(config, models, source)
     if topology is None:
         return nx.complete_graph(config.peers)
     print_graph_notes(topology)
     if topology.changing:
         raise ConfigError(
-            f"{source}: key 'topology': a graph that changes in steps is not supported in virtual time; name "
-            "one graph, and let links fail with [time.churn]"
+            f"{source}: key 'topology': a graph that changes in steps is not supported {remedy}"
         )
     return topology.graph
 

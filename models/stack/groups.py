@@ -786,7 +786,8 @@ def _needs_of_group(
                 index_bytes[id(coordinates)] = coordinates.nbytes
     if isinstance(learners[0], SgdLearner):
         cells = sum(part.cells for part in network.slicing.anatomy.parts)
-        step_values = 2 * learners[0].batch * cells
+        longest = max(one.local_samples for one in learners if isinstance(one, SgdLearner))
+        step_values = 2 * min(learners[0].batch, longest) * cells
     return plan.estimate_memory(
         peers=len(learners),
         parameters=len(network.flat),

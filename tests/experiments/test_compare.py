@@ -314,6 +314,34 @@ def test_a_key_changes_with_what_decides_the_result_only():
     assert len({key(), *others}) == len(others) + 1
 
 
+def test_the_file_of_a_graph_is_looked_for_beside_the_config(tmp_path: Path) -> None:
+    (tmp_path / "line.edges").write_text("0 1\n1 2\n")
+    method = {"gossip-sgd": {"topology": "line.edges"}}
+    table = small(methods=method).model_dump(mode="json")
+    config = parse_comparison(table, str(tmp_path / "mine.toml"))
+    clients = clients_of(config, config.method("gossip-sgd"), 0)
+    state = config.method("gossip-sgd").start(clients)
+    assert state.neighbours == ((1,), (0, 2), (1,))
+    source = str(tmp_path / "mine.toml")
+    before = Cell("gossip-sgd", config, 0, source).key
+    (tmp_path / "line.edges").write_text("0 1\n0 2\n")
+    assert Cell("gossip-sgd", config, 0, source).key != before
+
+
+class LaterComparison(Comparison):
+    """The comparison of a release that has added a key."""
+
+    momentum: float = 0.5
+
+
+def test_a_key_that_a_release_adds_keeps_finished_runs_valid():
+    before = small()
+    later = LaterComparison(**before.model_dump(exclude_unset=True))
+    assert Cell("fedavg", later, 0).key == Cell("fedavg", before, 0).key
+    changed = later.model_copy(update={"momentum": 0.9})
+    assert Cell("fedavg", changed, 0).key != Cell("fedavg", before, 0).key
+
+
 def test_compression_sends_less_and_still_learns():
     methods = {"plain": {"method": "fedavg"}, "int8": {"method": "fedavg", "compress": "int8"}}
     config = small(methods=methods, rounds=8, data=IID)

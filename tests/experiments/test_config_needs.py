@@ -91,6 +91,12 @@ ROWS: list[Row] = [
     ("time.churn.link_up", 0.2, NOTHING, {"time.churn.link_down": 0.1}, "virtual"),
     ("time.churn.arrive", 0.2, {"time.churn.leave": 0.0}, NOTHING, "virtual"),
 ]
+SELECTING: dict[str, dict[str, Any]] = {
+    "tasks": {"kind": "swaps"},
+    "models": {"name": "a", "share": 1.0},
+    "network.sizes": {"layout": "64=3=10"},
+    "time.partitions": {"start": 1.0, "end": 2.0},
+}
 LIVE_ONLY: dict[str, Any] = {
     "gossip.settle_tolerance": 0.1,
     "gossip.start_timeout": 1.0,
@@ -149,10 +155,19 @@ def test_a_key_without_what_it_needs_is_told(
     assert key not in keys(made(**without), kind)  # left out, nobody asks for it
 
 
+@pytest.mark.parametrize(("entries", "entry"), SELECTING.items())
+def test_an_entry_for_no_peer_is_told(entries: str, entry: dict[str, Any]) -> None:
+    for peers in (0, []):
+        config = made(**{entries: [entry | {"peers": peers}]})
+        assert keys(config, "virtual") == [f"{entries}.0.peers"]
+    assert keys(made(**{entries: [entry | {"peers": [0]}]}), "virtual") == []
+
+
 def test_the_table_is_tested_and_names_keys_that_there_are() -> None:
     known = {need.key for need in NEEDS}
     tested = {row[0] for row in ROWS} - {"tasks", "models"}
     tested |= {"tasks.*.labels", "tasks.*.last", "models.*.matching"}
+    tested |= {f"{entries}.*.peers" for entries in SELECTING}
     assert known == tested | set(LIVE_ONLY) | ELSEWHERE
     assert len(known) == len(NEEDS)
     for need in NEEDS:

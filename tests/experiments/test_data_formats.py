@@ -217,6 +217,14 @@ def test_broken_libsvm(root: Path, content: bytes, message: str) -> None:
         load("vsn", root)
 
 
+def test_damaged_compressed_libsvm(root: Path) -> None:
+    content = bytearray(gzip.compress(libsvm([1, 2] * 50)))
+    content[20:60] = b"\xff" * 40
+    (root / "sensors" / "combined.gz").write_bytes(content)
+    with pytest.raises(DataError, match="not LIBSVM text"):
+        load("vsn", root)
+
+
 def cells(arrays: list[np.ndarray]) -> np.ndarray:
     packed = np.empty((1, len(arrays)), dtype=object)
     for place, array in enumerate(arrays):

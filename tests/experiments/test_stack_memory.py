@@ -45,6 +45,15 @@ def test_every_term_is_counted() -> None:
     assert "optimizer state" in str(needs)
 
 
+def test_a_batch_is_no_larger_than_what_is_trained_in_a_round() -> None:
+    crowd, full = learners(), learners()
+    for learner in full:
+        learner.batch = 10**9  # type: ignore[attr-defined]
+    (least,) = Arena(crowd[:1], memory=10**9).run(1)
+    (all_at_once,) = Arena(full[:1], memory=10**9).run(1)
+    assert least.training[0].samples == all_at_once.training[0].samples
+
+
 def test_what_learners_hold_already_is_not_asked_for_again() -> None:
     needs = Arena(learners(adam=True)).needs()
     fresh = {item.name for item in needs.items if item.bytes > item.allocated}

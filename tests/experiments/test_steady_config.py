@@ -212,6 +212,11 @@ def test_peers_learn_with_a_robust_mean(mode, robust):
         ),
         ({"mode": "rounds", "compress": "int8"}, {}, "'gossip.compress'"),
         ({"mode": "rounds", "drift": 0.1}, {}, "'gossip.drift': .* every value"),
+        (
+            {"mode": "rounds"},
+            {"topology": "random-matchings"},
+            "'topology': a graph that changes in steps is not supported with gossip.robust",
+        ),
         ({"mode": "rounds"}, {"weights": "samples"}, "'weights': .* without weight"),
     ],
 )

@@ -363,6 +363,10 @@ def test_mistakes_in_the_table_are_named(time: dict[str, Any], message: str) -> 
             {"time": TIME | {"partitions": [{"start": 1, "end": 2, "peers": [77]}]}},
             "names peer 77, but peers are 0 to 5",
         ),
+        (
+            {"time": TIME | {"partitions": [{"start": 1, "end": 2, "peers": 10**12}]}},
+            "names peer 6, but peers are 0 to 5",
+        ),
         ({"topology": "one-peer-exponential"}, "key 'topology'"),
         (
             {"gossip": {"compress": "int8", "dtype": "float16"}},
