@@ -13,7 +13,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from multiprocessing import get_context
-from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -53,7 +52,6 @@ BENCHMARKS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Every benchmark as module:function of this package; the function returns rows. Add new benchmarks here."""
-RESULTS_FOLDER = Path("results/bench")
 
 REPEATS = 7
 """Timed repetitions of the work and of its baseline; results are their medians."""
@@ -161,18 +159,20 @@ def _number(value: float | None) -> str:
 
 
 def run_benchmarks(
-    names: Sequence[str] | None,
+    names: Sequence[str],
     results: Results,
     benchmarks: Mapping[str, Callable[..., list[Row]]] | None = None,
     options: Mapping[str, Mapping[str, object]] | None = None,
 ) -> list[Row]:
-    """Run the named benchmarks (all, if None), print their table and write their rows to bench.json.
+    """Run the named benchmarks (all, if none is named), print their table and write it to bench.json.
+
+    A claim that does not hold is printed, not raised.
 
     benchmarks: functions by name; those of this package if left out.
     options: for some of the functions, by name, the arguments of their call.
     """
     available = BENCHMARKS if benchmarks is None else benchmarks
-    selected = list(available) if names is None else list(names)
+    selected = list(names or available)
     if unknown := [name for name in selected if name not in available]:
         raise ConfigError(
             f"no benchmark is called {unknown[0]!r}; there are {', '.join(available)}"
@@ -199,18 +199,6 @@ def run_benchmarks(
 def _load(entry: str) -> Callable[..., list[Row]]:
     module, _, function = entry.partition(":")
     return getattr(import_module(f".{module}", __name__), function)
-
-
-def main_bench(
-    only: list[str] | None = None, environments: Mapping[str, Path | None] | None = None
-) -> None:
-    """Run benchmarks, print and write their rows; a claim that does not hold is printed, not raised.
-
-    environments: the Python of other simulators' environments, for the benchmark `peers`.
-    """
-    pythons = {name: path for name, path in (environments or {}).items() if path is not None}
-    options = {"peers": {"environments": pythons}}
-    run_benchmarks(only or None, Results(RESULTS_FOLDER, "bench"), options=options)
 
 
 def in_own_process(function: Callable[..., T], *arguments: object, **environment: str) -> T:

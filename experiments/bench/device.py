@@ -68,7 +68,7 @@ def device() -> list[Row]:
     ]
 
 
-def make_learner(name: str = "anna", start: int = 0):
+def make_learner(name: str = "anna"):
     """Return the learner of the guide's device, which waits before its second training."""
     from torch import nn
 
@@ -90,7 +90,7 @@ def make_learner(name: str = "anna", start: int = 0):
     assert data.test is not None
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     network = SlicedNetwork(net, {"all": 1.0}, example=data.train.x[:2], peer=name, seed=0)
-    train = data.train.x[start : start + 100], data.train.y[start : start + 100]
+    train = data.train.x[:100], data.train.y[:100]
     return Patient(network, train, (data.test.x, data.test.y), local_samples=100, rate=0.2)
 
 

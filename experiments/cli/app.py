@@ -25,7 +25,7 @@ from gossamer.errors import GossamerError, hint
 from ...peer import INTERRUPTED
 from ..errors import ConfigError, Stopped
 from ..papers import PAPERS, STUDIES, StudyEntry
-from ..results import CHECKPOINT_FILE, write_csv
+from ..results import CHECKPOINT_FILE, Results, write_csv
 from . import console
 from .broker import broker_app
 from .console import (
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from ..arena import Mean, Round
     from ..arena.shards import RankGroup
     from ..config.tables import Config
-    from ..results import Results
 
 
 def _print_version(requested: bool) -> None:
@@ -138,80 +137,67 @@ def simulate_command(
             the command by torchrun on each: torchrun … -m gossamer simulate CONFIG.
         device: Where peers train, as in cuda; the key training.device of the config if left out.
     """
-    ranks_context: AbstractContextManager[RankGroup | None] = nullcontext()
-    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        load_torch()
-        from ..arena.shards import join_ranks
-
-        ranks_context = join_ranks()  # torchrun has started this process as one of several
-    with ranks_context as ranks:
-        if ranks is not None and shards not in (1, ranks.count):
-            raise ConfigError(f"--shards {shards}: torchrun has started {ranks.count} processes")
-        saving = {"checkpoint": checkpoint, "resume": resume}
-        _simulate(config, output, networks, shards, device, show_settings, saving, ranks)
-
-
-def _simulate(
-    config: Path,
-    output: Output,
-    networks: bool,
-    shards: int,
-    device: str | None,
-    show_settings: bool,
-    saving: Mapping[str, Any],
-    ranks: RankGroup | None,
-) -> None:
-    """Run `gossamer simulate`.
-
-    saving: the values of --checkpoint and --resume. ranks: if this process is one of several.
-    """
     from ..config.tables import load_config
 
-    settings = load_config(config).on_device(device)
-    console.note_defaults(config, settings)
-    if settings.sweep:
-        raise ConfigError(f"{config}: key 'sweep': run it with gossamer sweep {config}")
-    folder = Path("results") / settings.name
-    if show_settings:
-        from .explain import show_config
+    with _ranks() as ranks:
+        if ranks is not None and shards not in (1, ranks.count):
+            raise ConfigError(f"--shards {shards}: torchrun has started {ranks.count} processes")
+        settings = load_config(config).on_device(device)
+        console.note_defaults(config, settings)
+        if settings.sweep:
+            raise ConfigError(f"{config}: key 'sweep': run it with gossamer sweep {config}")
+        folder = Path("results") / settings.name
+        saving = {"checkpoint": checkpoint, "resume": resume}
+        if show_settings:
+            from .explain import show_config
 
-        options = {"networks": (networks, False), "shards": (shards, 1)}
-        options |= {name: (value, None) for name, value in saving.items()}
-        show_config(settings, str(config), out=(output.out, folder), **options)
-        return
-    is_divided = shards > 1 or ranks is not None
-    refused = [f"--{name}" for name, value in saving.items() if value]
-    if refused and (is_divided or settings.time is not None):
-        where = "over several processes" if is_divided else "in virtual time ([time])"
-        raise ConfigError(
-            f"{config}: {refused[0]}: simulations {where} cannot be continued; leave the option out"
-        )
-    if (resume := saving["resume"]) and not (resume / CHECKPOINT_FILE).exists():
-        raise ConfigError(
-            f"--resume {resume}: there is no {CHECKPOINT_FILE}: only a run with --checkpoint N can be "
-            "continued"
-        )
-    results = output.results(folder, "simulate")
-    load_torch()  # after the config is checked: importing torch takes seconds
-    if shards > 1 and ranks is None:
-        from ..arena.shards import launch
-        from ..config.needs import refuse_conflicts
+            options = {"networks": (networks, False), "shards": (shards, 1)}
+            options |= {name: (value, None) for name, value in saving.items()}
+            show_config(settings, str(config), out=(output.out, folder), **options)
+            return
+        is_divided = shards > 1 or ranks is not None
+        refused = [f"--{name}" for name, value in saving.items() if value]
+        if refused and (is_divided or settings.time is not None):
+            where = "over several processes" if is_divided else "in virtual time ([time])"
+            raise ConfigError(
+                f"{config}: {refused[0]}: simulations {where} cannot be continued; leave the option out"
+            )
+        if resume and not (resume / CHECKPOINT_FILE).exists():
+            raise ConfigError(
+                f"--resume {resume}: there is no {CHECKPOINT_FILE}: only a run with --checkpoint N can be "
+                "continued"
+            )
+        results = output.results(folder, "simulate")
+        load_torch()  # after the config is checked: importing torch takes seconds
+        if shards > 1 and ranks is None:
+            from ..arena.shards import launch
+            from ..config.needs import refuse_conflicts
 
-        refuse_conflicts("shards", settings, str(config))
-        launch(shards, sys.executable, "-m", "gossamer", *console.Invocation.arguments)
-        return
-    if settings.time is not None and ranks is None:
-        files = _simulate_in_virtual_time(settings, str(config), results, networks)
-    else:
-        files = _simulate_in_lockstep(settings, str(config), results, networks, saving, ranks)
-    if ranks is not None and ranks.rank:  # rank 0 has the results
-        return
-    from ..arena import read_gain
+            refuse_conflicts("shards", settings, str(config))
+            launch(shards, sys.executable, "-m", "gossamer", *console.Invocation.arguments)
+            return
+        if settings.time is not None and ranks is None:
+            files = _simulate_in_virtual_time(settings, str(config), results, networks)
+        else:
+            files = _simulate_in_lockstep(settings, str(config), results, networks, saving, ranks)
+        if ranks is not None and ranks.rank:  # rank 0 has the results
+            return
+        from ..arena import read_gain
 
-    if gain := read_gain(results.folder):
-        console.say(f"what peers gain by taking part: {gain}")
-    console.print_written([results.folder / "metrics.jsonl", *files])
-    console.leave_report(results.folder)
+        if gain := read_gain(results.folder):
+            console.say(f"what peers gain by taking part: {gain}")
+        console.print_written([results.folder / "metrics.jsonl", *files])
+        console.leave_report(results.folder)
+
+
+def _ranks() -> AbstractContextManager[RankGroup | None]:
+    """Return the processes that torchrun has started this one with; a context of None if it has not."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return nullcontext()
+    load_torch()
+    from ..arena.shards import join_ranks
+
+    return join_ranks()
 
 
 def _simulate_in_lockstep(
@@ -617,9 +603,12 @@ def bench_command(
         gossipy: The same, with gossipy-dfl.
     """
     load_torch()
-    from ..bench import main_bench
+    from ..bench import run_benchmarks
 
-    main_bench(only, {"pfl": pfl, "flower": flower, "gossipy": gossipy})
+    pythons = {"pfl": pfl, "flower": flower, "gossipy": gossipy}
+    environments = {name: path for name, path in pythons.items() if path is not None}
+    results = Results(Path("results/bench"), "bench")
+    run_benchmarks(only or (), results, options={"peers": {"environments": environments}})
 
 
 # These modules add their commands to `app` when they are imported.

@@ -224,8 +224,11 @@ def command(
     """
 
     def add(function: Command) -> Command:
-        begin = (lambda: say_begun(name)) if slow else None
-        run = with_options(function, begin)
+        def begin() -> None:
+            if err.is_terminal:
+                err.print(f"{name}: loading …", style="dim")
+
+        run = with_options(function, begin if slow else None)
         of.command(name, cls=_Command, help=command_help(function))(run)
         return function
 
@@ -246,12 +249,6 @@ def help_text(text: str) -> str:
         for text, prose in zip(paragraphs, is_prose, strict=True)
     )
     return escape("\n\n".join(lines))
-
-
-def say_begun(name: str) -> None:
-    """Print to stderr, if it is a terminal, that a command has begun: before slow imports and connections."""
-    if err.is_terminal:
-        err.print(f"{name}: loading …", style="dim")
 
 
 def with_options(function: Command, begin: Callable[[], None] | None = None) -> Command:

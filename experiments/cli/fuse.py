@@ -96,6 +96,10 @@ def fuse_command(
     load_torch()
     from ...models.matching import MatchOptions, fuse
 
+    if activation is not None and data is None:
+        raise ConfigError(f"--activation {activation}: is only used with --data; leave it out")
+    if activation not in (None, *ACTIVATIONS):
+        raise ConfigError(f"--activation {activation}: there are {', '.join(ACTIVATIONS)}")
     check_target(out, force=force)
     files = network_files(files, out)
     variances = variance or [1.0]
@@ -163,8 +167,6 @@ def _accuracies(
     """Return the accuracy of every network on a data set, the fused network last."""
     from ..data import load
 
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ConfigError(f"--activation {activation}: there are {', '.join(ACTIVATIONS)}")
     if activation is None and any(_slopes(layer) is None for layer in fused.layers[:-1]):
         raise ConfigError(
             "--data needs --activation as well, because the files do not contain the activation of hidden "

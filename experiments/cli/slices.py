@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,13 +69,19 @@ def slices_command(
         options["--buffers"] = buffers
         if extra := [name for name, value in options.items() if value]:
             raise ConfigError(f"{extra[0]}: the config {module} sets this already; leave it out")
-        network, name = _network_of_config(Path(module), peer or 0)
+        from ..config.tables import load_config
+
+        config, peer = load_config(Path(module)), peer or 0
+        if peer >= config.peers:
+            raise ConfigError(f"--peer {peer}: peers of {module} are 0 to {config.peers - 1}")
+        load_torch()
+        from ..build import Swarm
+
+        network, name = Swarm(config, module).member(peer).network, config.name
     elif peer is not None:
         raise ConfigError(f"--peer: is for a config, and {module} is none; leave it out")
     else:
-        network, name = _network_by_name(
-            module, give or ["global=0.8"], depends, shape, option, buffers or "average"
-        )
+        network, name = _network_by_name(module, give, depends, shape, option, buffers), module
     file = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     results = output.results(f"results/slices/{file}", "slices")
     table = part_table(network.slicing)
@@ -91,29 +97,17 @@ def slices_command(
         console.print_written(draw_slices(network.slicing, folder / file, title))
 
 
-def _network_of_config(path: Path, peer: int) -> tuple[SlicedNetwork, str]:
-    """Return the network of one peer of a config, and the config's name."""
-    from ..config.tables import load_config
-
-    config = load_config(path)
-    if peer >= config.peers:
-        raise ConfigError(f"--peer {peer}: peers of {path} are 0 to {config.peers - 1}")
-    load_torch()
-    from ..build import Swarm
-
-    return Swarm(config, str(path)).member(peer).network, config.name
-
-
 def _network_by_name(
     name: str,
-    give: Sequence[str],
+    give: Sequence[str] | None,
     depends: Sequence[str] | None,
     shape: str | None,
     option: Sequence[str] | None,
-    buffers: str,
-) -> tuple[SlicedNetwork, str]:
-    """Return the network that the command's arguments describe, and its name."""
-    slices = {model: _spec(text, f"--give {model}") for model, text in _pairs(give, "--give")}
+    buffers: str | None,
+) -> SlicedNetwork:
+    """Return the network that the command's arguments describe."""
+    given = _pairs(give or ["global=0.8"], "--give")
+    slices = {model: _spec(text, f"--give {model}") for model, text in given}
     dependencies: dict[str, list[str]] = {model: [] for model in slices}
     for model, other in _pairs(depends or (), "--depends"):
         dependencies.setdefault(model, []).append(other)
@@ -134,16 +128,15 @@ def _network_by_name(
         module = make_module(name, find_function(name), sample_shape, CLASSES, options)
         # Some ready networks expect channels before time steps.
         example = order_dimensions(name, example_input(sample_shape))
-    network = SlicedNetwork(
+    return SlicedNetwork(
         module,
         slices,
         graph=ModelGraph(dependencies),
         peer="peer",
         rest="local",  # the name of the model that gets the cells that --give leaves over
         anatomy=discover(module, example),
-        buffers=buffers,  # type: ignore[arg-type]
+        buffers=buffers or "average",  # type: ignore[arg-type]
     )
-    return network, name
 
 
 def _pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
@@ -203,12 +196,15 @@ def part_table(slicing: Slicing) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
-    anatomy, part_of = slicing.anatomy, _part_of_cells(slicing)
+    anatomy = slicing.anatomy
+    part_of = np.repeat(np.arange(len(anatomy.parts)), [part.cells for part in anatomy.parts])
     offsets = [anatomy.offsets[parameter.name] for parameter in anatomy.parameters]
     # One cell for each parameter tensor, which decides the part in which the tensor is counted. A scalar has
     # no axes, but a cell.
     cells = [
-        next(_axes(parameter.axes))[0] if parameter.cell is None else parameter.cell
+        next(axis for axis in parameter.axes if axis is not None)[0]
+        if parameter.cell is None
+        else parameter.cell
         for parameter in anatomy.parameters
     ]
 
@@ -226,19 +222,6 @@ def part_table(slicing: Slicing) -> pd.DataFrame:
     }
     columns["private"] = count(slicing.private)
     return pd.DataFrame(columns, index=pd.Index([part.name for part in anatomy.parts]))
-
-
-def _part_of_cells(slicing: Slicing) -> np.ndarray:
-    """Return the index of the part of every cell of the network."""
-    import numpy as np
-
-    parts = slicing.anatomy.parts
-    return np.repeat(np.arange(len(parts)), [part.cells for part in parts])
-
-
-def _axes(axes: tuple[np.ndarray | None, ...]) -> Iterator[np.ndarray]:
-    """Yield, for each axis of a parameter that runs over cells, the cell of every index."""
-    return (axis for axis in axes if axis is not None)
 
 
 # --- the picture ------------------------------------------------------------------------------------

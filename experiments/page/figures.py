@@ -213,10 +213,11 @@ class Panels:
         shown = [
             ("peer", "peer", self._name_width(), PLAIN_CELL), ("state", "state", 90, STATE_CELL),
             ("round", "round", 60, "0,0"), ("accuracy", "accuracy", 75, "0.000"),
-            ("reason", "reason", 270, PLAIN_CELL), ("checked", "signature", 80, STATE_CELL),
-            ("gain", "gain over alone", 120, "+0.000"), ("group", "group", 90, PLAIN_CELL),
-            ("disagreement", "disagreement", 130, PLAIN_CELL), ("metrics", "other metrics", 200, PLAIN_CELL),
-            ("mb", "MB sent", 75, "0,0.0"), ("seen", "last heard", 85, None),
+            ("loss", "loss", 75, "0.0000"), ("reason", "reason", 270, PLAIN_CELL),
+            ("checked", "signature", 80, STATE_CELL), ("gain", "gain over alone", 120, "+0.000"),
+            ("group", "group", 90, PLAIN_CELL), ("disagreement", "disagreement", 130, PLAIN_CELL),
+            ("metrics", "other metrics", 200, PLAIN_CELL), ("mb", "MB sent", 75, "0,0.0"),
+            ("seen", "last heard", 85, None),
         ]  # fmt: skip
         self._columns = [column(*arguments) for arguments in shown]
         self._peer_filter = bk.BooleanFilter(booleans=None)
@@ -434,6 +435,7 @@ def _peer_columns(
         "reason": [s.reason for s in states],
         "round": [s.round for s in states],
         "accuracy": [s.accuracy for s in states],
+        "loss": [nan if isfinite(s.accuracy) else s.loss for s in states],
         "spread": [s.spread for s in states],
         "gain": [s.gain for s in states],
         "checked": [s.checked for s in states],

@@ -415,14 +415,18 @@ def auto(entry: StudyEntry, quick: bool, seeds: range) -> Study[Cell]:
 
 QUICK_BENCHMARKS = ("a", "c", "d", "hi")
 """The benchmarks of a quick run."""
+SETTING = (
+    "16 peers have perceptrons of 60 and 30 hidden cells (deep: a ResNet of ten parts); they average exactly "
+    "after every 160 samples, and train by plain SGD."
+)
+"""The caption of the figure."""
 NOTE = (
     "The best fixed scheme is the one with the best mean over seeds of local, all shared, outputs own, norms "
     "own and 80 % of cells. auto − best is a mean over seeds; the next column says for how many seeds it is "
-    "above 0. Rand is the adjusted Rand index of the groups that auto formed, a mean over seeds. 16 peers "
-    "have perceptrons of 60 and 30 hidden cells (deep: a ResNet of ten parts); they average exactly after "
-    "every 160 samples, and train by plain SGD. Accuracy is the mean of the last 5 rounds."
+    "above 0. Rand is the adjusted Rand index of the groups that auto formed, a mean over seeds. "
+    f"{SETTING} Accuracy is the mean of the last 5 rounds."
 )
-"""Explains the columns of the table; also the caption of the figure."""
+"""Explains the columns of the table."""
 
 
 def table(records: Sequence[Record]) -> dict[str, Frame]:
@@ -466,7 +470,7 @@ def draw(folder: Path, records: Sequence[Record]) -> list[Path]:
 
     names = list(dict.fromkeys(record["benchmark"] for record in records))
     rows = ceil(len(names) / 3)
-    figure, grid = panels(rows, 3, NOTE, 11.5, 2.6 * rows + 0.5)
+    figure, grid = panels(rows, 3, SETTING, 11.5, 2.6 * rows + 0.5)
     all_axes = [axes for row in grid for axes in row]
     for axes in all_axes[len(names) :]:
         axes.set_visible(False)

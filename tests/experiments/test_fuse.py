@@ -254,6 +254,7 @@ def test_nothing_is_written_when_an_input_is_bad(fuse: Run, tmp_path: Path) -> N
         (["a", "--prior-variance", "0"], "prior_variance (σ0²) is 0.0"),
         (["a", "--kind", "best"], "kind 'best' is unknown; there are printed, set, efpf"),
         (["a", "--data", "digits"], "--data needs --activation as well"),
+        (["a", "--activation", "relu"], "--activation relu: is only used with --data"),
         (["a", "--data", "digits", "--activation", "step"], "--activation step: there are relu"),
         (["a", "--data", "digits", "--activation", "relu"], "has 64 inputs and 10 classes"),
         (["a", "--counts", "nowhere.json"], "nowhere.json: cannot be read"),

@@ -209,6 +209,15 @@ def test_page_shows_what_has_changed_since_the_last_look(tmp_path: Path) -> None
     assert peers.data["round"] == [6, 4, 4, 6]
 
 
+def test_a_peer_without_accuracy_is_shown_by_its_loss() -> None:
+    history = History("garden", "seconds")
+    history.apply(Observation("0", 1.0, loss=0.25))
+    history.apply(Observation("1", 1.0, accuracy=0.5, loss=0.75))
+    first, second = Panels(history).peers.data["loss"]
+    assert first == 0.25
+    assert second != second  # its accuracy is shown
+
+
 class StandIn:
     """An observer whose state a test writes."""
 
