@@ -76,7 +76,9 @@ class Reminders:
 
 
 def _duration(seconds: float) -> str:
-    """Return `3 days` or `5 hours`."""
+    """Return `3 days`, `5 hours` or `less than an hour`."""
+    if seconds < 3600:
+        return "less than an hour"
     number, unit = (seconds / DAY, "day") if seconds >= 2 * DAY else (seconds / 3600, "hour")
     return f"{int(number)} {unit}{'' if int(number) == 1 else 's'}"
 
