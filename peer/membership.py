@@ -291,28 +291,30 @@ async def _check_name(link: Link) -> int:
         await asyncio.sleep(2 * link.settings.tick)  # for the answer of a device that is online
         status = link.status_under_our_name
         highest_seen = max(link.highest_generation, 1 if status is None else status.generation)
-        if status is None and is_new_device and may_replace:
-            # The broker may have lost the retained messages of the other device.
-            return max(link.generation, highest_seen) + 1
-        if highest_seen > link.generation and not is_new_device and not may_replace:
+        was_replaced = not is_new_device and highest_seen > link.generation
+        if was_replaced and not may_replace:
             raise Replaced(link.name, link.settings.swarm)
-        is_copy = status is not None and status.session in own_sessions and link.name_in_use
+        is_own_session = status is not None and status.session in own_sessions
+        is_copy = is_own_session and link.name_in_use
         copy_answers = copy_answers + 1 if is_copy else 0
-        if status is None or (status.session in own_sessions and not is_copy):
-            if highest_seen > link.generation and not is_new_device:  # and may_replace
+        if status is None or status.state == "left" or (is_own_session and not is_copy):
+            # No other device has the name now.
+            if was_replaced:
                 return _replacing_generation(link, highest_seen)
-            return max(link.generation, highest_seen)
-        if status.state == "left":
-            return max(link.generation, highest_seen)
+            free_generation = max(link.generation, highest_seen)
+            # The replaced device may have used that number: the broker may have lost what it published.
+            may_be_used = status is None and is_new_device and may_replace
+            return free_generation + 1 if may_be_used else free_generation
         if not is_new_device and status.generation < link.generation:
             return link.generation  # the status is of a device that ours has replaced
-        # A first answer may be what we sent ourselves just before a crash.
-        if may_replace and (is_new_device or copy_answers > 1 or highest_seen > link.generation):
+        # A first answer of a copy may be what we sent ourselves just before a crash.
+        if may_replace and (is_new_device or was_replaced or copy_answers > 1):
             return _replacing_generation(link, highest_seen)
-        if not is_new_device and status.state == "offline":
-            return link.generation  # we had the name before, and no device has replaced us
-        if status.state == "offline" and link.dead_session == status.session:
-            return highest_seen  # the other device's session was declared dead
+        if status.state == "offline":
+            if not is_new_device:
+                return link.generation  # we had the name before, and no device has replaced us
+            if link.dead_session == status.session:
+                return highest_seen  # the other device's session was declared dead
         if link.machine.monotonic() > deadline or status.state == "offline":
             raise PeerError(_name_taken(link, status, is_copy=is_copy))
         link.probe_delivered.clear()
