@@ -398,8 +398,6 @@ class Settling:
 
     async def settle(self) -> None:
         """Push until the received values agree with ours, or settle_timeout is over."""
-        if self._deadline is None:
-            self._deadline = self._now() + self._settings.settle_timeout
         if not await self._push_until(self._has_settled):
             self.timed_out = True
             _log.warning(
@@ -457,8 +455,10 @@ class Settling:
         The timeout starts again while another peer trains.
         """
         link, tick = self._link, self._settings.tick
+        if self._deadline is None:
+            self._deadline = self._now() + self._settings.settle_timeout
         while not await reached():
-            if self._deadline is not None and self._now() >= self._deadline:
+            if self._now() >= self._deadline:
                 return False
             await link.worker.run(self._engine.request_push)
             link.wake()
@@ -513,7 +513,8 @@ async def hand_over(link: Link) -> None:
             timeout,
         )
         return
-    if not await run(link.engine.gossiper.is_drained):
+    gossiper = link.engine.gossiper
+    if not await run(lambda: gossiper.closed or gossiper.is_drained()):
         _log.info("peer %s: keeps its mass: no neighbour stays that could take it", link.name)
 
 
@@ -533,6 +534,9 @@ async def deliver_goodbye(link: Link, goodbye: Status, seconds: float) -> tuple[
     except (TimeoutError, TransportError, TrustError) as error:
         if not is_published:
             return str(error) or link.transport.connection.cause or "it does not answer", []
+        earlier_events = (
+            link.take_events()
+        )  # ours was not delivered back: all so far came before it
     return "", earlier_events
 
 
