@@ -514,20 +514,20 @@ async def hand_over(link: Link) -> None:
     A peer that has finished averaging keeps its mass, and only waits until its transfers are acknowledged.
     """
     run, timeout = link.worker.run, HAND_OVER_SHARE * link.settings.leave_timeout
+    gossiper, has_finished = link.engine.gossiper, False
     try:
         async with asyncio.timeout(timeout):
+            has_finished = await run(lambda: gossiper.closed)
             while not await run(link.engine.hand_over):
                 link.wake()
                 await link.next_turn()
     except TimeoutError:
+        done = "transfers were acknowledged" if has_finished else "mass was handed over"
         _log.warning(
-            "peer %s: could not hand over all its mass within %g s; it keeps the rest",
-            link.name,
-            timeout,
+            "peer %s: not all its %s within %g s; it keeps the rest", link.name, done, timeout
         )
         return
-    gossiper = link.engine.gossiper
-    if not await run(lambda: gossiper.closed or gossiper.is_drained()):
+    if not has_finished and not await run(gossiper.is_drained):
         _log.info("peer %s: keeps its mass: no neighbour stays that could take it", link.name)
 
 
