@@ -7,6 +7,7 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from peer_kit import Clocks, begin, make_learner, quick
 
 from gossamer.peer.engine import Engine
@@ -119,6 +120,26 @@ def test_a_peer_that_keeps_what_it_agreed_upon_does_not_miss_a_neighbour(run, ca
     engine.gossiper.close()
     run(leave())
     assert "keeps its mass" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("closed", "words"),
+    [
+        (True, "not all its transfers were acknowledged"),
+        (False, "not all its mass was handed over"),
+    ],
+)
+def test_what_was_not_done_in_time_is_named(run, caplog, closed, words):
+    async def at_once(function: Any) -> Any:
+        return function()
+
+    link = SimpleNamespace(
+        name="a", settings=SimpleNamespace(leave_timeout=0.0), wake=lambda: None,
+        worker=SimpleNamespace(run=at_once), next_turn=lambda: asyncio.Event().wait(),
+        engine=SimpleNamespace(hand_over=lambda: False, gossiper=SimpleNamespace(closed=closed)),
+    )  # fmt: skip
+    run(hand_over(link))  # type: ignore[arg-type]
+    assert f"peer a: {words} within 0 s; it keeps the rest" in caplog.text
 
 
 def test_goodbyes_that_came_before_ours_count_even_if_ours_is_not_delivered_back(run):
