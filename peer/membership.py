@@ -2,14 +2,19 @@
 
 To join, it needs valid credentials (with trust), a free name, all expected peers online, and the same partial
 models as they have. It leaves when all peers have finished and agree, or earlier when it is asked to; then it
-publishes a goodbye. Every wait in this module has a timeout. Reminders tell what will expire: its invitation,
-and the certificates of its connection.
+publishes a goodbye. Every wait for other peers has a timeout. Reminders tell what will expire: the peer's
+invitation, and the certificates of its connection.
 
 Most functions take a `Link`, which is one session of the peer as the event loop sees it. Its `engine` is the
-peer's state, which `worker` changes on another thread; its `roster` is what other peers publish. Of a peer
-that was started again, `engine.returning` says that it took part before, and `engine.restored` that it
-continues its former session, from a checkpoint. `settings.paced` is true in the modes without rounds in
-lockstep (async and steady).
+peer's state, which `worker` changes on another thread; its `roster` is what other peers publish. After a
+restart, `engine.returning` says that the peer took part before, and `engine.restored` that it continues its
+former session, from a checkpoint. `settings.paced` is true in the asynchronous modes (async and steady); in
+the lockstep modes (rounds and server) peers train and average round by round, together.
+
+A peer's *card* is the retained message in which it describes itself. Its *generation* numbers the devices
+that have used its name, one after the other. Its weight *counts* in a partial model once it has been added to
+the push-sum average (see bootstrap.py). *Mass* is what push-sum sends: a share of a sum and of its weight. A
+*transfer* of mass is open until its receiver has acknowledged it.
 """
 
 from __future__ import annotations
@@ -76,7 +81,9 @@ class Reminders:
 
 
 def _duration(seconds: float) -> str:
-    """Return `3 days` or `5 hours`."""
+    """Return `3 days`, `5 hours` or `less than an hour`."""
+    if seconds < 3600:
+        return "less than an hour"
     number, unit = (seconds / DAY, "day") if seconds >= 2 * DAY else (seconds / 3600, "hour")
     return f"{int(number)} {unit}{'' if int(number) == 1 else 's'}"
 
@@ -138,10 +145,11 @@ def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
         )
         return NullSecurity(link.name)
     if link.settings.mode != "steady" and link.settings.robust == "none":
+        remedy = 'mode = "steady"' if link.settings.mode == "async" else "robust"
         _log.info(
-            "peer %s: in %s mode any member can spoil the average; if some may be hostile, set on every peer "
-            'mode = "steady" (or robust, in the modes rounds and server): gossamer explain mode',
-            link.name, link.settings.mode,
+            "peer %s: in %s mode, a hostile member can spoil the average; to withstand a few, set %s on all "
+            "peers",
+            link.name, link.settings.mode, remedy,
         )  # fmt: skip
     # Patterns of the names of partial models that the swarm may form later, which the invitation must allow.
     later_models = AUTO_MODELS if link.settings.sharing == "auto" else ()
@@ -170,13 +178,13 @@ async def claim_name(link: Link, undelivered_ending: Ending | None) -> None:
         await link.send_status(goodbye_of(undelivered_ending, generation))
     await link.open(generation)
     if link.settings.founder and not link.engine.returning:
-        # Before the card is published: other peers push as soon as they see it, and the first value that a
-        # peer receives while it has no mass replaces its own values. A founder must keep them.
+        # Before the card is published: other peers push as soon as they see it, and a peer without mass takes
+        # over the first values that it receives. A founder must keep its own.
         await _begin_counting(link, as_founder=True)
 
 
 async def wait_for_others(link: Link) -> None:
-    """Announce the session; wait for the expected peers, and for our weight to count."""
+    """Announce the session; wait for the expected peers, and for a while until our weight counts."""
     link.joined = True
     await link.announce()
     _log.info("peer %s joins swarm %s in session %s", link.name, link.settings.swarm, link.session)
@@ -190,13 +198,16 @@ async def wait_for_others(link: Link) -> None:
     if not has_founded:
         # In lockstep modes a late peer was refused above, so all peers start together, each as a founder.
         await _begin_counting(link, as_founder=not settings.paced and bool(link.view.waiting))
-    # `waiting` are the partial models in which our weight does not count yet. Where no other peer counts, the
-    # model begins with our values after `silence` seconds.
+    # `waiting` are the partial models in which our weight does not count yet. Those in which no other peer
+    # counts begin with our values after this time. If some still wait then, we train meanwhile.
     deadline = link.machine.monotonic() + settings.silence
     while link.view.waiting and link.machine.monotonic() < deadline:
         await link.next_turn()
     for model, (counting, members) in link.members().items():
-        _log.info("peer %s: model %s: %d of %d members count", link.name, model, counting, members)
+        _log.info(
+            "peer %s: in the average of model %s, %d of %d members count",
+            link.name, model, counting, members,
+        )  # fmt: skip
 
 
 def goodbye_of(ending: Ending, generation: int) -> Status:
@@ -209,11 +220,12 @@ def goodbye_of(ending: Ending, generation: int) -> Status:
 
 
 async def _begin_counting(link: Link, *, as_founder: bool) -> None:
-    """Let our weight count in each partial model as soon as that is safe (see bootstrap.py).
+    """Let our weight count in each partial model as soon as that is safe.
 
     as_founder: let it count at once, at our own values, instead of waiting for values of peers that count.
     """
-    # True after `_wait_for_expected`; before it, only founders begin, for which it makes no difference.
+    # `_wait_for_expected` has waited for all of them, unless we took part before. Only founders begin before
+    # it, and need nobody online.
     all_online = bool(link.settings.expect) and not link.engine.returning
     now = link.machine.monotonic()
     await link.worker.run(link.engine.begin, now, as_founder=as_founder, all_online=all_online)
@@ -226,11 +238,11 @@ async def _wait_for_expected(link: Link) -> None:
     """
     settings = link.settings
     start = last_log = link.machine.monotonic()
-    # A peer that took part before does not wait, since some expected peers may have finished; but in lockstep
-    # it does if its session is new, because that one must start together with the others.
+    # A peer that took part before does not wait, since some expected peers may have finished. In lockstep
+    # modes it does wait if its session is new, because all new sessions must start together.
     skips_wait = link.engine.returning and (link.engine.restored or settings.paced)
     expected = set() if skips_wait else set(settings.expect) - {link.name}
-    if settings.watched is not None:  # on a graph: our neighbours, whose cards alone we receive
+    if settings.watched is not None:  # on a graph, we subscribe to the cards of our neighbours only
         expected &= settings.watched
     while missing := sorted(expected - link.roster.online_with_card()):
         if left := expected & link.roster.left_before_training():
@@ -260,9 +272,9 @@ async def _check_name(link: Link) -> int:
     Publishes a probe on our own status topic: the broker delivers a retained status before the probe, and a
     device that is online under the name answers with its status.
 
-    A device is new if it never had the name. Otherwise `link.generation` is its own generation, and another
-    device has replaced it if a higher one is seen under the name. If a process answers from a session of our
-    own, its device has a copy of our checkpoint.
+    This device is new if it has never joined under the name. If it has, `link.generation` is its generation,
+    and a higher one under the name shows that another device has replaced it since. An answer from one of our
+    own sessions shows that another process runs on a copy of our checkpoint.
     """
     probe = Status("offline", link.session, reason="asks whether its name is free")
     deadline = link.machine.monotonic() + link.engine.limits.name_grace
@@ -278,28 +290,30 @@ async def _check_name(link: Link) -> int:
         await asyncio.sleep(2 * link.settings.tick)  # for the answer of a device that is online
         status = link.status_under_our_name
         highest_seen = max(link.highest_generation, 1 if status is None else status.generation)
-        if status is None and is_new_device and may_replace:
-            # The broker may have lost the retained messages of the other device.
-            return max(link.generation, highest_seen) + 1
-        if highest_seen > link.generation and not is_new_device and not may_replace:
+        was_replaced = not is_new_device and highest_seen > link.generation
+        if was_replaced and not may_replace:
             raise Replaced(link.name, link.settings.swarm)
-        is_copy = status is not None and status.session in own_sessions and link.name_in_use
+        is_own_session = status is not None and status.session in own_sessions
+        is_copy = is_own_session and link.name_in_use
         copy_answers = copy_answers + 1 if is_copy else 0
-        if status is None or (status.session in own_sessions and not is_copy):
-            if highest_seen > link.generation and not is_new_device:  # and may_replace
+        if status is None or status.state == "left" or (is_own_session and not is_copy):
+            # No other device has the name now.
+            if was_replaced:
                 return _replacing_generation(link, highest_seen)
-            return max(link.generation, highest_seen)
-        if status.state == "left":
-            return max(link.generation, highest_seen)
+            free_generation = max(link.generation, highest_seen)
+            # The replaced device may have used that number: the broker may have lost what it published.
+            may_be_used = status is None and is_new_device and may_replace
+            return free_generation + 1 if may_be_used else free_generation
         if not is_new_device and status.generation < link.generation:
             return link.generation  # the status is of a device that ours has replaced
-        # A first answer may be what we sent ourselves just before a crash.
-        if may_replace and (is_new_device or copy_answers > 1 or highest_seen > link.generation):
+        # A first answer of a copy may be what we sent ourselves just before a crash.
+        if may_replace and (is_new_device or was_replaced or copy_answers > 1):
             return _replacing_generation(link, highest_seen)
-        if not is_new_device and status.state == "offline":
-            return link.generation  # we had the name before, and no device has replaced us
-        if status.state == "offline" and link.dead_session == status.session:
-            return highest_seen  # the other device's session was declared dead
+        if status.state == "offline":
+            if not is_new_device:
+                return link.generation  # we had the name before, and no device has replaced us
+            if link.dead_session == status.session:
+                return highest_seen  # the other device's session was declared dead
         if link.machine.monotonic() > deadline or status.state == "offline":
             raise PeerError(_name_taken(link, status, is_copy=is_copy))
         link.probe_delivered.clear()
@@ -311,7 +325,7 @@ def _replacing_generation(link: Link, highest_seen: int) -> int:
     highest_seen: the highest generation of any device of our name.
     """
     if link.engine.restored:  # other peers gave up our session when the other device joined
-        raise SessionOver("another device had its name meanwhile")
+        raise SessionOver("another device has used its name meanwhile")
     _log.warning("peer %s: replaces another device of the same name", link.name)
     return highest_seen + 1
 
@@ -338,8 +352,8 @@ def _name_taken(link: Link, status: Status, *, is_copy: bool) -> str:
         )
     return (
         f"peer {link.name}: the name belongs to a device that is offline {location} and may come back; start "
-        "that device from its checkpoint, use --replace if this device replaces it, or declare it dead with "
-        "gossamer forget"
+        "that device again, with its checkpoint; or use --replace if this device replaces it; or declare it "
+        "dead with gossamer forget"
     )
 
 
@@ -369,7 +383,8 @@ HAND_OVER_SHARE = 0.8
 
 
 class Settling:
-    """After training: reach agreement with the neighbours, then wait for the other peers and open transfers.
+    """After training: reach agreement with the neighbours, then wait until all peers are done and have
+    acknowledged our transfers.
 
     The methods are called in the order `settle`, `confirm_presence`, `keep_pushing`, `wait_for_transfers`:
     the first in the state SETTLING of lifecycle.py, the others in the state DONE.
@@ -383,8 +398,6 @@ class Settling:
 
     async def settle(self) -> None:
         """Push until the received values agree with ours, or settle_timeout is over."""
-        if self._deadline is None:
-            self._deadline = self._now() + self._settings.settle_timeout
         if not await self._push_until(self._has_settled):
             self.timed_out = True
             _log.warning(
@@ -405,8 +418,8 @@ class Settling:
     async def keep_pushing(self) -> bool:
         """Push until all peers are done; return False if we must settle again.
 
-        That is so if mass that came late has moved our values away from those of others. Such mass comes
-        from a peer that was offline, or was taken back from a peer that was given up.
+        We must if late mass has moved our values away from those of others: from a peer that was offline, or
+        our own, taken back because its receiver was given up.
         """
         if self.timed_out:
             return True
@@ -423,14 +436,16 @@ class Settling:
         deadline = self._now() + self._settings.settle_timeout
         if link.view.open_transfers or not link.all_done():
             _log.info(
-                "peer %s has stopped averaging; it waits for the other peers and for %d open transfers",
+                "peer %s has stopped averaging; it waits until all peers are done and have acknowledged its "
+                "transfers (%d are open)",
                 link.name, link.view.open_transfers,
             )  # fmt: skip
         while link.view.open_transfers or not link.all_done():
             if self._now() >= deadline:
                 others = ", ".join(sorted(link.roster.offline_unfinished()))
                 _log.warning(
-                    "peer %s: stops waiting for %s; transfers that are still open (%d) are taken back",
+                    "peer %s: stops waiting for %s; it takes back the mass of %d transfers that were not "
+                    "acknowledged",
                     link.name, others or "the other peers", link.view.open_transfers,
                 )  # fmt: skip
                 return
@@ -442,8 +457,10 @@ class Settling:
         The timeout starts again while another peer trains.
         """
         link, tick = self._link, self._settings.tick
+        if self._deadline is None:
+            self._deadline = self._now() + self._settings.settle_timeout
         while not await reached():
-            if self._deadline is not None and self._now() >= self._deadline:
+            if self._now() >= self._deadline:
                 return False
             await link.worker.run(self._engine.request_push)
             link.wake()
@@ -483,22 +500,23 @@ class Settling:
 async def hand_over(link: Link) -> None:
     """Give all mass to neighbours before leaving early.
 
-    A peer that has already reached agreement keeps its mass, and only waits for its open transfers.
+    A peer that has finished averaging keeps its mass, and only waits until its transfers are acknowledged.
     """
     run, timeout = link.worker.run, HAND_OVER_SHARE * link.settings.leave_timeout
+    gossiper, has_finished = link.engine.gossiper, False
     try:
         async with asyncio.timeout(timeout):
+            has_finished = await run(lambda: gossiper.closed)
             while not await run(link.engine.hand_over):
                 link.wake()
                 await link.next_turn()
     except TimeoutError:
+        done = "transfers were acknowledged" if has_finished else "mass was handed over"
         _log.warning(
-            "peer %s: could not hand over all its mass within %g s; it keeps the rest",
-            link.name,
-            timeout,
+            "peer %s: not all its %s within %g s; it keeps the rest", link.name, done, timeout
         )
         return
-    if not await run(link.engine.gossiper.is_drained):
+    if not has_finished and not await run(gossiper.is_drained):
         _log.info("peer %s: keeps its mass: no neighbour stays that could take it", link.name)
 
 
@@ -518,26 +536,28 @@ async def deliver_goodbye(link: Link, goodbye: Status, seconds: float) -> tuple[
     except (TimeoutError, TransportError, TrustError) as error:
         if not is_published:
             return str(error) or link.transport.connection.cause or "it does not answer", []
+        # Ours was not delivered back: whatever was delivered came before it.
+        earlier_events = link.take_events()
     return "", earlier_events
 
 
 async def _publish_goodbye(link: Link, goodbye: Status) -> None:
     """Publish a goodbye; while it is too large, drop the older half of its statement and try again.
 
-    The statement has a row for each sender and partial model: the last transfer that we received. Senders of
-    the oldest rows are the least likely to need them still.
+    The statement has a row for each sender and partial model: whether we have accepted the last transfer, in
+    case our acknowledgement was lost. Senders of the oldest rows are the least likely to need them still.
     """
     while True:
         try:
             return await link.publish_goodbye(goodbye)
         except (TransportError, TrustError) as error:
             rows = goodbye.statement
-            # A signed status that is too large is "malformed".
+            # The security layer calls a status that is too large for it malformed.
             if not rows or error.cause not in ("too-large", "malformed"):
                 raise
             newest_rows = rows[(len(rows) + 1) // 2 :]
             _log.warning(
-                "peer %s: its goodbye is too large (%s); of %d rows about received transfers it keeps %d",
+                "peer %s: its goodbye is too large (%s); of %d rows on received transfers, it keeps %d",
                 link.name, error, len(rows), len(newest_rows),
             )  # fmt: skip
             goodbye = replace(goodbye, statement=newest_rows)

@@ -123,20 +123,18 @@ def explain(name: str) -> tuple[list[TableReference], list[Entry]]:
         # A table that a config and a device's file have in common is explained once.
         if table.path and is_wanted(table.path) and all(table.keys != each.keys for each in tables):
             tables.append(table)
+    keys = [(key, table) for table in reference() for key in table.keys]
     places: dict[Key, list[TableReference]] = {}
-    for table in reference():
-        for key in table.keys:
-            is_table = any(each.path == table.full_name(key) for each in tables)
-            if (key.name == wanted or is_wanted(table.full_name(key))) and not is_table:
+    for key, table in keys:
+        is_table = any(each.path == table.full_name(key) for each in tables)
+        if (key.name == wanted or is_wanted(table.full_name(key))) and not is_table:
+            places.setdefault(key, []).append(table)
+    if not tables and not places:
+        for key, table in keys:
+            if json.dumps(wanted) in key.values:
                 places.setdefault(key, []).append(table)
     if not tables and not places:
-        for table in reference():
-            for key in table.keys:
-                if json.dumps(wanted) in key.values:
-                    places.setdefault(key, []).append(table)
-    if not tables and not places:
-        names = {table.full_name(key) for table in reference() for key in table.keys}
-        names |= {name.rpartition(".")[2] for name in names}
+        names = {table.full_name(key) for key, table in keys} | {key.name for key, _ in keys}
         names |= {table.path for table in reference() if table.path}
         near = get_close_matches(wanted, sorted(names), n=1, cutoff=0.5)
         advice = f"did you mean {near[0]!r}?" if near else "gossamer explain lists all of them"
@@ -254,7 +252,7 @@ def _values(schema: dict[str, Any]) -> str:
         return "a table"
     if kind == "array":
         if "prefixItems" in schema:
-            return f"a list of {len(schema['prefixItems'])}"
+            return f"a list of {len(schema['prefixItems'])} values"
         return f"a list of {_plural(schema.get('items', {}))}"
     if kind == "object":
         inner = schema.get("additionalProperties")

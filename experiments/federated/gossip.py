@@ -45,8 +45,8 @@ class GossipMethod(Method, WireSettings):
         """How values are rounded, compressed or skipped (`drift`); None if all are sent as they are."""
         from ..arena import Wire
 
-        unchanged = self.compress is None and self.drift is None and self.dtype == "float32"
-        return None if unchanged else Wire(self.dtype, self.compress, self.drift)
+        wire = Wire.of(self)
+        return None if wire == Wire() else wire
 
 
 def require_two_clients(clients: Sequence[Client], method: str) -> None:

@@ -39,6 +39,11 @@ def test_it_is_mentioned_once_a_day_in_the_last_week(lines):
     assert len(lines()) == 9
 
 
+def test_the_last_hour_is_mentioned_in_words(lines):
+    Reminders("ann", {INVITATION: 30 * DAY}).check(30 * DAY - 60)
+    assert lines() == ["peer ann: its invitation expires in less than an hour: ask for a new one"]
+
+
 def test_a_clock_that_was_set_back_does_not_silence_it(lines):
     reminders = Reminders("ann", {INVITATION: 30 * DAY})
     reminders.check(29 * DAY)

@@ -676,16 +676,25 @@ def test_a_device_restarts_though_the_one_it_replaced_seems_to_be_online(run: Ru
     assert run(swarm()) == 2
 
 
-def test_a_replaced_device_takes_its_name_back_with_replace(run: Run, tmp_path):
+@pytest.mark.parametrize("end", ["crashes", "leaves"])
+def test_a_replaced_device_takes_its_name_back_with_replace(run: Run, tmp_path, end):
+    """In a new session: others gave up its former one when the other device joined."""
+
     async def swarm() -> int:
         nest, old, b = await pair(tmp_path)
+        session = old.peer.link.session
         await old.crash()
         settings = ENDLESS.updated(expect=(), founder=None, replace=True)
         new = nest.start("a", settings=settings)
         await until(new.counts)
-        await new.crash()
+        if end == "crashes":
+            await new.crash()
+        else:
+            new.peer.leave()
+            await new.task
         back = nest.start("a", settings=settings, checkpoint=tmp_path / "a.checkpoint")
         await until(back.counts)
+        assert back.peer.link.session != session
         generation = back.peer.link.generation
         for one in (back, b):
             one.go_on_for(3)
