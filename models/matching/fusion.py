@@ -160,20 +160,29 @@ def _format_names(layer: Layer) -> str:
 
 
 def _run_order(state: Mapping[str, np.ndarray]) -> list[str]:
-    """Sort names by the order in which layers run: numbers by value, other names by first appearance.
+    """Sort names by the order in which layers run: modules by number, or by first appearance.
 
-    `2.weight` comes before `10.bias`, as in a Sequential, although files sort names as text. Within a
-    layer the weight is first.
+    `2.weight` comes before `10.bias`, as in a Sequential, although files sort names as text. Modules beside
+    which there is one without a number keep the order in which they appear. In a layer the weight is first.
     """
-    appearance: dict[str, int] = {}
+    ranks: dict[str, dict[str, int]] = {}  # by parent module, the place of each of its modules
     for name in state:
+        parent = ""
         for module in name.split(".")[:-1]:
-            appearance.setdefault(module, len(appearance))
+            siblings = ranks.setdefault(parent, {})
+            siblings.setdefault(module, len(siblings))
+            parent += f".{module}"
+    for siblings in ranks.values():
+        if all(module.isdecimal() for module in siblings):
+            siblings.update((module, int(module)) for module in siblings)
 
     def sort_key(name: str) -> tuple[list[int], bool]:
         *path, last = name.split(".")
-        numbers = [int(module) if module.isdecimal() else appearance[module] for module in path]
-        return numbers, last != "weight"
+        places, parent = [], ""
+        for module in path:
+            places.append(ranks[parent][module])
+            parent += f".{module}"
+        return places, last != "weight"
 
     return sorted(state, key=sort_key)
 

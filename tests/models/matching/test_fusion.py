@@ -324,3 +324,18 @@ def test_named_layers_are_read_as_given() -> None:
         "ant.bias": np.ones(1),
     }
     assert Chain.read(state).widths == (2, 3, 1)
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [("0", "2", "head"), ("0", "3", "head"), ("stem", "1", "0"), ("b.in", "b.out", "a.in")],
+)
+def test_modules_beside_one_without_a_number_run_in_the_order_in_which_they_appear(
+    modules: tuple[str, ...],
+) -> None:
+    state = {}
+    for module in modules:
+        state |= {f"{module}.weight": np.ones((3, 3)), f"{module}.bias": np.ones(3)}
+    chain = Chain.read(state)
+    assert [list(layer.per_cell) for layer in chain.layers] == [[f"{m}.bias"] for m in modules]
+    assert [layer.weight_name for layer in chain.layers] == [f"{m}.weight" for m in modules]
