@@ -100,6 +100,11 @@ class Chain:
                     )
                 layers.append((key, value, {}))
             elif value.ndim == 1 and layers and value.shape == (layers[-1][1].shape[0],):
+                if _is_normalization(key, state):
+                    raise ModelError(
+                        f"{name}: {key!r} seems to belong to a normalization such as LayerNorm, which "
+                        "computes other values if cells are added; only chains of dense layers can be fused"
+                    )
                 layers[-1][2][key] = value
             else:
                 raise ModelError(
@@ -185,6 +190,13 @@ def _run_order(state: Mapping[str, np.ndarray]) -> list[str]:
         return places, last != "weight"
 
     return sorted(state, key=sort_key)
+
+
+def _is_normalization(key: str, state: Mapping[str, np.ndarray]) -> bool:
+    """Return whether the module of a tensor has a weight and a bias, both with one value per cell."""
+    module = key.rpartition(".")[0]
+    tensors = [state.get(f"{module}.{kind}") for kind in ("weight", "bias")]
+    return all(tensor is not None and np.ndim(tensor) == 1 for tensor in tensors)
 
 
 @dataclass(frozen=True, eq=False)

@@ -288,6 +288,10 @@ def test_values_that_are_not_finite_are_named() -> None:
         ({"0.weight": np.ones((3, 2, 1))}, "neither a dense layer nor one value per cell"),
         ({"0.weight": np.ones((3, 2)), "1.weight": np.ones((2, 4))}, "takes 4 inputs"),
         ({}, "no dense layer"),
+        (
+            {"0.weight": np.ones((3, 2)), "1.weight": np.ones(3), "1.bias": np.ones(3)},
+            "'1.weight' seems to belong to a normalization",
+        ),
     ],
 )
 def test_other_networks_are_refused(state: dict[str, np.ndarray], message: str) -> None:
