@@ -129,6 +129,10 @@ def compare_command(
     learns = comparing.worth_learning(swarm_graphs) if learn is None else learn
     if megabytes is not None and megabytes <= 0:
         raise TopologyError(f"--megabytes {megabytes:g}: give a positive number")
+    if megabytes is not None and learn is False:
+        raise TopologyError(
+            "--megabytes is for training, which --no-learn leaves out: use one of them"
+        )
     results = _results(output, "compare", f"{len(swarm_graphs)} graphs")
     learning = comparing.Learning(rounds=rounds, seed=options.seed)
     budget = None
@@ -207,7 +211,7 @@ def advise_command(
     hostile: AtLeastOneIfGiven = None,
     degree: int | None = None,
     kilobytes: float | None = None,
-    parameters: AtLeastOne = 1000,
+    parameters: AtLeastOneIfGiven = None,
     groups: str | None = None,
     tolerance: float = 1e-6,
     seed: int = 0,
@@ -224,21 +228,32 @@ def advise_command(
         hostile: How many neighbours of a peer may be hostile.
         degree: The largest number of links of a peer, which sends one message per link and exchange.
         kilobytes: What a peer may send in one averaging, as the mean over all peers.
-        parameters: The number of values in one message, 4 bytes each.
+        parameters: The number of values in one message, 4 bytes each; 1000 if left out.
         groups: Groups of peers that share a semi-local model: how many of equal size, or a list of sizes,
             as in 10,10,12.
         tolerance: The disagreement at which averaging is complete, relative to that at the start.
         seed: The seed of random graphs, starting values and failures.
     """
-    if peers is None and graph is None and hostile is None:
-        raise typer.BadParameter("give the number of peers", param_hint="--peers")
     from ...topology import TopologyError, advise
     from ..graphs import compare as comparing
 
     _check_tolerance(tolerance)
-    if peers is None or graph is not None or hostile is not None:
+    if graph is not None and hostile is not None:
+        for_ranking = {
+            "--degree": degree, "--kilobytes": kilobytes, "--parameters": parameters, "--groups": groups,
+            "--out": output.out,
+        }  # fmt: skip
+        if ignored := [option for option, value in for_ranking.items() if value is not None]:
+            raise TopologyError(
+                f"{', '.join(ignored)}: without effect with --graph and --hostile, which only print links; "
+                "leave out one or the other"
+            )
         _advise_links(graph, hostile, peers, seed)
         return
+    if graph is not None or hostile is not None:
+        raise TopologyError("--graph and --hostile belong together: give both")
+    if peers is None:
+        raise typer.BadParameter("give the number of peers", param_hint="--peers")
     members = None if groups is None else comparing.groups_from(groups, peers)
     limits = [f"at most {degree} links per peer"] if degree else []
     limits += [f"{kilobytes:g} kB per peer and averaging"] if kilobytes else []
@@ -249,7 +264,7 @@ def advise_command(
         peers,
         degree,
         budget=None if kilobytes is None else kilobytes * 1e3,
-        message=4.0 * parameters,
+        message=4.0 * (parameters or 1000),
         members=members,
         tolerance=tolerance,
         seed=seed,
@@ -272,14 +287,12 @@ def advise_command(
         console.print_written(comparing.write_advice(advice, folder, title))
 
 
-def _advise_links(graph: str | None, hostile: int | None, peers: int | None, seed: int) -> None:
+def _advise_links(graph: str, hostile: int, peers: int | None, seed: int) -> None:
     """Print which links to add to a graph for so many hostile neighbours."""
     from ...gossip import needed_neighbours
     from ...topology import TopologyError, links_to_add
     from ..graphs.swarm import load_graph, name_links
 
-    if graph is None or hostile is None:
-        raise TopologyError("--graph and --hostile belong together: give both")
     swarm = load_graph(graph, peers, seed=seed, check_connected=False)
     if swarm.graph.is_directed() or swarm.changing is not None:
         raise TopologyError(
