@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from ..graphs import SwarmGraph
 
 RULES = ("push", "metropolis", "max-degree", "edges")
-"""The values of topology.Rule, copied for the help, which must not import it: a test compares the two."""
+"""The values of topology.Rule, which WEIGHTS_HELP describes. The help must not import it: a test compares."""
 
 GRAPH_HELP = (
-    "A builder with its parameters (regular:4), a file (club.graphml), a function "
-    "(networkx:karate_club_graph), or a config (.toml)."
+    "A kind of graph with its parameters (regular:4 gives each peer 4 links), a file (club.graphml), a "
+    "function (networkx:karate_club_graph), or a config (.toml)."
 )
 WEIGHTS_HELP = (
-    f"How a peer splits its values among its neighbours and itself: {', '.join(RULES)}. If left out, the "
-    "config's rule, or push."
+    "How a peer divides its values among its neighbours and itself. push: equally. metropolis: a link gets "
+    "1 / (1 + the larger number of links of its two peers). max-degree: 1 / (1 + the largest number of links "
+    "of any peer). edges: its weight in the file. If left out, the config's rule, or push."
 )
 Graph = Annotated[str, typer.Argument(metavar="GRAPH", help=GRAPH_HELP)]
 Graphs = Annotated[list[str], typer.Argument(metavar="GRAPH…")]
@@ -44,7 +45,7 @@ class GraphOptions:
     """Options of all commands that read graphs.
 
     Args:
-        peers: The number of peers of a builder; 16 if left out. Files contain their own.
+        peers: The number of peers, for a kind of graph; 16 if left out. Files contain their own.
         tolerance: The disagreement at which averaging is complete, relative to that at the start.
         bridge: Connect a graph that is in several components by adding as few links as possible.
         seed: The seed of random graphs, starting values and failures.
@@ -73,7 +74,9 @@ class GraphOptions:
         from ..graphs.swarm import load_graph, print_graph_notes
 
         graph = load_graph(text, self.peers, seed=self.seed, bridging=self.bridge)
-        print_graph_notes(graph, "--rule edges uses them as shares", rule=self.rule, named=True)
+        print_graph_notes(
+            graph, "with --rule edges they are the shares", rule=self.rule, named=True
+        )
         return graph
 
 
@@ -97,7 +100,7 @@ def show_command(
         console.table(swarm_graph.name, ["what", "value"], properties.rows)
         if properties.models:
             console.table("each partial model on its own subgraph", MODEL_HEADER, properties.models)
-        results.begin()
+        results.begin()  # only now, because it deletes the results that --force replaces
         console.print_written(show(properties, folder))
 
 
@@ -118,8 +121,8 @@ def compare_command(
         learn: Train a swarm on each graph, all with the same budget of bytes; if left out, only for up to
             128 peers.
         rounds: The number of rounds of training.
-        megabytes: What the whole swarm may send while training; if left out, what the graph of median cost
-            sends in one exchange per round.
+        megabytes: The budget: what all peers together may send in a whole training. If left out, what the
+            graph of median cost sends with one exchange per round.
     """
     load_torch()
     from ...topology import TopologyError
@@ -153,26 +156,29 @@ def compare_command(
                 on_graph=lambda name: bar.update(task, advance=1, latest=name),
             )
         count, columns = len(swarm_graphs[0].graph), 5 if learns else 4  # the last is the accuracy
+        message_bytes = learning.message
         console.table(
-            f"{count} peers, to {options.tolerance:g} of the first disagreement: predicted and measured",
+            f"{count} peers: how fast the disagreement falls to {options.tolerance:g} of that at the start, "
+            "predicted and measured",
             comparing.PACE_HEADER,
             comparing.pace_rows(entries),
         )
         console.table(
-            f"cost in messages of {learning.message / 1e3:.3g} kB, the cheapest first",
+            f"cost in messages of {message_bytes / 1e3:.3g} kB, the cheapest first",
             comparing.COST_HEADER[:columns],
-            [row[:columns] for row in comparing.cost_rows(entries, learning.message)],
+            [row[:columns] for row in comparing.cost_rows(entries, message_bytes)],
         )
         if budget is not None:
             console.say(
-                f"accuracy: digits, {learning.shards} shards of labels per peer, {rounds} rounds, "
-                f"{budget / 1e6:.3g} MB for every graph; mean of the last quarter"
+                f"accuracy: mean over the last quarter of {rounds} rounds of training on the digits, with "
+                f"{budget / 1e6:.3g} MB to send on every graph; each peer has samples of about "
+                f"{learning.shards} classes"
             )
         elif learn is None:
             console.say(f"no swarm is trained for {count} peers; --learn forces it")
         results.begin()
         files = comparing.write(
-            entries, folder, tolerance=options.tolerance, message=learning.message, budget=budget
+            entries, folder, tolerance=options.tolerance, message=message_bytes, budget=budget
         )
         console.print_written(files)
 
@@ -197,7 +203,7 @@ def stress_command(graph: Graph, *, options: GraphOptions, output: Output) -> No
         title = f"{outcome.name}: {outcome.peers} peers, {outcome.links} links"
         console.table(title, LOSS_HEADER, loss_rows(outcome))
         rows = [(slowdown.trouble, f"{slowdown.factor:.3g}") for slowdown in outcome.slowdowns]
-        console.table("churn and delay", ["disturbance", "exchanges, times as many"], rows)
+        console.table("churn and delay", ["disturbance", "exchanges needed, × undisturbed"], rows)
         console.say(outcome.verdict)
         results.begin()
         console.print_written(write_stress(outcome, folder))
@@ -219,18 +225,18 @@ def advise_command(
 ) -> None:
     """Recommend graphs for a swarm: ranked by how fast they average, within a budget of links or bytes.
 
-    With --graph and --hostile, instead: which links to add to a graph so that every peer withstands that many
-    hostile neighbours in mode = "steady".
+    With --graph and --hostile, instead: print which links to add to a graph so that every peer withstands
+    that many hostile neighbours, if the swarm gossips with mode = "steady".
 
     Args:
         peers: The number of peers.
         graph: A graph, as for topology show, or a config, to which links may be added.
         hostile: How many neighbours of a peer may be hostile.
         degree: The largest number of links of a peer, which sends one message per link and exchange.
-        kilobytes: What a peer may send in one averaging, as the mean over all peers.
+        kilobytes: What a peer may send until averaging is complete, in the mean over all peers.
         parameters: The number of values in one message, 4 bytes each; 1000 if left out.
-        groups: Groups of peers that share a semi-local model: how many of equal size, or a list of sizes,
-            as in 10,10,12.
+        groups: Groups of peers, of which each shares a partial model of its own beside that of all peers: how
+            many groups of equal size, or a list of sizes, as in 10,10,12.
         tolerance: The disagreement at which averaging is complete, relative to that at the start.
         seed: The seed of random graphs, starting values and failures.
     """
@@ -281,14 +287,16 @@ def advise_command(
     for spec, reason in advice.refused:
         console.say(f"not {spec}: {reason}")
     best = advice.ranked[0]
-    bridge = "\nbridge = true" if best.added else ""
+    bridge = (
+        "\nbridge = true" if best.added else ""
+    )  # if links were added to connect partial models
     console.say(f'in a config: topology = "{best.topology}"{bridge}')
     with results.run_folder() as folder:
         console.print_written(comparing.write_advice(advice, folder, title))
 
 
 def _advise_links(graph: str, hostile: int, peers: int | None, seed: int) -> None:
-    """Print which links to add to a graph for so many hostile neighbours."""
+    """Print which links to add to a graph so that every peer withstands so many hostile neighbours."""
     from ...gossip import needed_neighbours
     from ...topology import TopologyError, links_to_add
     from ..graphs.swarm import load_graph, name_links
@@ -299,16 +307,17 @@ def _advise_links(graph: str, hostile: int, peers: int | None, seed: int) -> Non
             f"{swarm.name}: steady gossip needs an undirected graph that does not change"
         )
     needed = needed_neighbours(hostile)
-    models = swarm.models or {"of all peers": sorted(swarm.graph)}
+    models = swarm.models or {"": sorted(swarm.graph)}
     for model, members in models.items():
         if len(members) <= needed:
+            of_model = f"model {model!r}: " if model else ""
             raise TopologyError(
-                f"{swarm.name}: model {model!r}: {len(members)} peers cannot have {needed} neighbours each; "
+                f"{swarm.name}: {of_model}{len(members)} peers cannot have {needed} neighbours each; "
                 f"let {needed + 1} or more take part"
             )
     links = links_to_add(swarm.graph, models, needed)
     if not links:
-        console.say(f"{swarm.name}: every peer has {needed} neighbours: no link is needed")
+        console.say(f"{swarm.name}: every peer has at least {needed} neighbours: no link is needed")
         return
     named = name_links(links, swarm.labels, limit=len(links))
     console.say(f"{swarm.name}: {len(links)} links to give every peer {needed} neighbours: {named}")
