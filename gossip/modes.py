@@ -1,17 +1,21 @@
 """Gossip modes: they decide when and to whom a peer pushes.
 
+A partial model's value and its weight at a peer are the peer's *mass*. In push-sum (pushsum.py) peers send
+each other shares of their mass. A share on its way is a *transfer*, and `Give` is its message. The sender has
+debited it; the receiver *credits* it, which adds it to its own mass, or refuses it, and the sender takes it
+back. A transfer's *tag* is its (round, exchange); transfers of asynchronous gossip, and those by which a
+leaving peer hands its mass over, have none.
+
 A `Gossiper` has one mode. It asks the mode whether a received transfer may be credited now, tells it which
 transfers were credited and which peers are gone, and calls its `step` to push. The mode's state is part of
-the gossiper's snapshot, so that a restart continues from the last checkpoint.
+the gossiper's snapshot, so that a restart continues from the last checkpoint. The *driver* is the code that
+owns the gossiper: a live peer or a simulator. It trains, tells the mode when to average, and calls
+`Gossiper.tick` again and again.
 
-The *driver* is the code that owns the gossiper: a live peer or a simulator. It trains, tells the mode when to
-average, and calls `Gossiper.tick` again and again. A transfer's *tag* is its (round, exchange); transfers of
-asynchronous gossip, and those by which a leaving peer hands its mass over, have none.
-
-`PacedMode` pushes at the pace of training and never waits; `RoundsMode` averages in lockstep with the
-neighbours, `ServerMode` through one server per partial model; `SteadyMode`, in robust.py, exchanges values
-without weight, as the lockstep modes do with a `RobustMean`. The base class, `Mode`, never pushes: with
-it, the driver calls `Gossiper.push` itself.
+`PacedMode` pushes at the pace of training, and no peer waits for another one's transfers. In the *lockstep*
+modes peers do, round by round: `RoundsMode` averages with the neighbours, `ServerMode` through one server per
+partial model. `SteadyMode`, in robust.py, exchanges values without weight, as the lockstep modes do with a
+`RobustMean`. The base class, `Mode`, never pushes: with it, the driver calls `Gossiper.push` itself.
 """
 
 from __future__ import annotations
@@ -35,11 +39,16 @@ if TYPE_CHECKING:
 MAX_WAITING = 2
 """The most pushes of a partial model that wait in asynchronous gossip."""
 GATHER, RETURN = 0, 1
-"""The two exchanges of a server's round: clients to server, server to clients."""
+"""The exchange in the tag of a transfer from a client to its server, and of one with the mean back."""
 
 
 class ValueMean(Protocol):
-    """How a lockstep mode averages values without weight, not by push-sum; see `RobustMean` in robust.py."""
+    """How a lockstep mode averages values without weight, not by push-sum: `RobustMean` in robust.py.
+
+    add: keeps a received value; returns the own one, or the reason for refusing the received one.
+    combine: replaces the own value by the mean of it and the values kept of this model, and drops those.
+    rows, restore: the kept values as plain data for a snapshot, and back.
+    """
 
     def add(self, gossiper: Gossiper, give: Give) -> Array | str: ...
     def combine(self, gossiper: Gossiper, model: str) -> None: ...
@@ -51,25 +60,25 @@ class Mode:
     """The interface of a mode. This base class credits every transfer at once and never pushes."""
 
     weightless: bool = False
-    """Whether transfers carry values without weight: instead of adding mass, each one changes the own value
-    as `value_after` says."""
+    """Whether transfers carry a value and weight 0. To credit one is then to replace the own value by what
+    `value_after` returns; weights stay as they are."""
 
     def admit(self, give: Give) -> bool:
         """Return True to credit this transfer now; if False, it is deferred until `Gossiper.release`."""
         return True
 
     def value_after(self, gossiper: Gossiper, give: Give) -> Array | str:
-        """Return the own value as a received one changes it, or the reason for refusing the received one.
+        """Return the new own value, given a received one, or in a word why the received one is refused.
 
         Only called if the mode is `weightless`; the received value has the right length.
         """
         raise NotImplementedError
 
     def credited(self, give: Give) -> None:
-        """Note that a transfer was credited."""
+        """Note that a received transfer was credited."""
 
     def refused(self, give: Give) -> None:
-        """Note that a transfer was refused: its sender takes the mass back and does not send it again."""
+        """Note that a received transfer was refused: its sender takes the mass back, and sends it no more."""
 
     def taken_back(self, give: Give) -> None:
         """Note that one of our transfers was taken back.
@@ -81,7 +90,7 @@ class Mode:
         """Note that a session of this peer is gone for good and will send nothing more."""
 
     def update_models(self, models: Collection[str]) -> None:
-        """Note that the gossiper's partial models have changed.
+        """Note which partial models the gossiper has from now on.
 
         In a lockstep mode, the driver changes them only between two rounds.
         """
@@ -118,7 +127,7 @@ class Drift:
     bound: the relative distance from the last pushed value below which a push is skipped: one for all models,
         or by model name (models without one are always pushed). Raise it to save messages while values change
         little; if it is too high, peers learn from each other too late.
-    traffic: where skipped messages are counted.
+    traffic: where the messages that skipping saves are counted, by model.
     exempt: returns True for a model of which no push may be skipped.
     """
 
@@ -162,16 +171,17 @@ class Drift:
 class PacedMode(Mode):
     """Asynchronous gossip: each request is one push of every model to a few random neighbours.
 
-    The driver makes requests per training step, not per second, so a slow machine gossips as often per step
-    as a fast one. A push that is not possible now, because no neighbour is free or too little weight would be
-    sent or kept, is made later; at most two pushes per model wait.
+    The driver makes requests per local training step, not per second, so a slow machine gossips as often per
+    training step as a fast one. A push that is not possible now, because no neighbour is free or too little
+    weight would be sent or kept, is made later; at most two pushes per model wait.
 
-    fanout: receivers of one push. Raise it if peers disagree too much while training: one push to four
-        neighbours mixes better than four pushes to one each, because weights stay more even.
+    fanout: how many neighbours each receive a share in one push. Raise it if peers disagree too much while
+        training: one push to four neighbours mixes better than four pushes to one each, because weights stay
+        more even.
     fraction: the fraction of the held weight that one push sends, between 0 and 1 exclusive; by default the
         weight is divided equally among the receivers and the peer itself.
-    neighbours_by_step: for graphs that change over time: the neighbours to which the 1st, 2nd, … push may go,
-        repeated cyclically. A step is skipped if none of its neighbours can be reached.
+    neighbours_by_push: the schedule of a graph that changes over time: the neighbours to which the 1st,
+        2nd, … push of a model may go, repeated cyclically. A push is left out if none of them can be reached.
     drift: skips pushes of models that have changed little.
     """
 
@@ -180,7 +190,7 @@ class PacedMode(Mode):
         fanout: int = 1,
         *,
         fraction: float | None = None,
-        neighbours_by_step: Sequence[Collection[str]] = (),
+        neighbours_by_push: Sequence[Collection[str]] = (),
         drift: Drift | None = None,
     ) -> None:
         if fanout < 1:
@@ -191,9 +201,9 @@ class PacedMode(Mode):
         self._requests = 0
         """Pushes of every model that were requested since the last `step`."""
         self._waiting_pushes: Counter[str] = Counter()
-        self._neighbours_by_step = [frozenset(peers) for peers in neighbours_by_step]
-        self._steps: Counter[str] = Counter()
-        """The number of steps of `neighbours_by_step` that are over, by model."""
+        self._neighbours_by_push = [frozenset(peers) for peers in neighbours_by_push]
+        self._schedule_positions: Counter[str] = Counter()
+        """How many pushes of the schedule are over, by model."""
         self._drift = drift
         self._welcomes: set[tuple[str, str]] = set()
         """(model, peer): the newcomers that have not been sent a model yet."""
@@ -204,7 +214,7 @@ class PacedMode(Mode):
 
     def update_models(self, models: Collection[str]) -> None:
         """Forget the pushes of models that are no longer there."""
-        for counts in (self._waiting_pushes, self._steps):
+        for counts in (self._waiting_pushes, self._schedule_positions):
             for model in counts.keys() - {*models}:
                 del counts[model]
         if self._drift:
@@ -213,17 +223,17 @@ class PacedMode(Mode):
     def request(self, *, ignore_drift: bool = False) -> None:
         """Request one more push of every model.
 
-        ignore_drift: from now on, push models even if they have changed little.
+        ignore_drift: skip no push any more, neither this one nor later ones.
         """
         self._requests += 1
         if ignore_drift:
             self._drift = None
 
     def caught_up(self, gossiper: Gossiper) -> bool:
-        """Return False if pushes are unacknowledged: then the driver should wait before it trains.
+        """Return False if the driver should not train yet, because transfers wait for their acknowledgement.
 
-        Training changes only the held mass, and mass in flight learns nothing. This is no barrier: overdue
-        transfers, and those to neighbours that cannot be reached, do not count.
+        Training changes only the mass that is held, so mass on its way misses it. Nobody waits for long:
+        overdue transfers, and those to neighbours that cannot be reached, do not count.
         """
         return gossiper.in_flight().keys().isdisjoint(gossiper.models)
 
@@ -234,7 +244,7 @@ class PacedMode(Mode):
             self._waiting_pushes[model] = min(waiting, MAX_WAITING)
             while self._waiting_pushes[model] and self._push(gossiper, model, now):
                 self._waiting_pushes[model] -= 1
-                self._steps[model] += 1
+                self._schedule_positions[model] += 1
         self._requests = 0
         for model, peer in sorted(self._welcomes):
             if model not in gossiper.models:  # the model has ended
@@ -242,8 +252,8 @@ class PacedMode(Mode):
                 continue
             weight = gossiper.weight(model)
             share = portion(weight, Fraction(1, self.fanout + 1))
-            # MIN_WEIGHT does not apply: a newcomer sends nothing before its first transfer, so a peer with no
-            # other neighbour would never get more weight.
+            # Even if it is below MIN_WEIGHT: the newcomer sends nothing before it has received something, so
+            # if nobody else gives us weight, both of us would wait for ever.
             if min(share, weight - share) < 1:
                 continue
             if peer in gossiper.reachable_neighbours(model):
@@ -258,21 +268,22 @@ class PacedMode(Mode):
         Newcomers are left out, because they are announced again after a restart, and so are the last pushed
         values: a restart pushes every model once.
         """
-        return {"waiting": dict(self._waiting_pushes), "positions": dict(self._steps)}
+        return {"waiting": dict(self._waiting_pushes), "positions": dict(self._schedule_positions)}
 
     def restore(self, data: dict[str, Any]) -> None:
         """Restore the state of a snapshot."""
         self._waiting_pushes = Counter(data.get("waiting"))
-        self._steps = Counter(data.get("positions"))
+        self._schedule_positions = Counter(data.get("positions"))
 
     def _push(self, gossiper: Gossiper, model: str, now: float) -> bool:
-        """Make one push, or skip it; return False if it must wait."""
+        """Make the next push of the schedule, or leave it out; return False if it must wait."""
         free = gossiper.free_neighbours(model)
-        if self._neighbours_by_step:
-            allowed = self._neighbours_by_step[self._steps[model] % len(self._neighbours_by_step)]
+        if self._neighbours_by_push:
+            position = self._schedule_positions[model] % len(self._neighbours_by_push)
+            allowed = self._neighbours_by_push[position]
             free = [peer for peer in free if peer in allowed]
             if not free and not allowed.intersection(gossiper.reachable_neighbours(model)):
-                return True  # none of the step's neighbours can be reached: skip it
+                return True
         if not free:
             return False
         chosen = gossiper.rng.permutation(len(free))[: self.fanout]
@@ -299,7 +310,9 @@ class _Progress:
     """How far one model is in its round."""
 
     round: int = -1
+    """The last round that has begun."""
     exchange: int = 0
+    """The exchange of that round that is going on."""
     pushed: bool = False
     """Whether this peer has pushed in this exchange."""
     idle: bool = True
@@ -311,11 +324,12 @@ class _Progress:
 
 
 class RoundsMode(Mode):
-    """Synchronous push-sum, the paper's "train, then average": rounds of a fixed number of exchanges.
+    """Synchronous push-sum: all peers train, then all average, in a fixed number of exchanges per round.
 
-    In every exchange each peer splits its mass over itself and its out-neighbours; the exchange is over when
-    it has credited the transfers of all its in-neighbours. A transfer of a later exchange is deferred, so the
-    result is that of a matrix power, whatever the network drops, repeats or reorders.
+    In one exchange each peer divides its mass among itself and the neighbours that it sends to (its
+    *out-neighbours*); for a peer it is over when it has credited the transfers of all neighbours that send to
+    it (its *in-neighbours*). A transfer of a later exchange is deferred. So a round multiplies the values by
+    the mixing matrix, once per exchange, whatever messages are lost, repeated or reordered.
 
     The driver calls `begin_round(gossiper, r)` with r = 0, 1, 2, … after training, then `Gossiper.tick`
     until `finished(r)`, and trains again. All peers of a model use the same round numbers.
@@ -348,7 +362,7 @@ class RoundsMode(Mode):
         """The last round that has begun."""
 
     def begin_round(self, gossiper: Gossiper, number: int) -> None:
-        """Start a round for all models; each must have weight, and its last round must be finished."""
+        """Start a round for all models; each must have weight, and have finished the round before."""
         for option, entries in (("sources", self._sources), ("shares", self._shares)):
             if entries is not None and (missing := set(gossiper.models) - entries.keys()):
                 raise ValueError(
@@ -399,7 +413,7 @@ class RoundsMode(Mode):
         return give.tag < current or (give.tag == current and progress.pushed)
 
     def value_after(self, gossiper: Gossiper, give: Give) -> Array | str:
-        """Keep a value of this exchange until all have arrived; one of an earlier exchange is void."""
+        """Keep a value of this exchange until all have arrived; refuse one of an earlier exchange."""
         assert self._robust is not None
         progress = self._progress.get(give.model)
         if progress is None or give.tag != (progress.round, progress.exchange):
@@ -450,7 +464,7 @@ class RoundsMode(Mode):
             self._last_round = max(self._last_round, number)
 
     def _advance(self, gossiper: Gossiper, model: str, progress: _Progress, now: float) -> bool:
-        """Push, or end an exchange that is complete; return whether either was possible."""
+        """Push, or end the exchange if nothing is missing; return whether either was possible."""
         if not progress.pushed:
             if not self._push(gossiper, model, (progress.round, progress.exchange), now):
                 return False
@@ -484,7 +498,7 @@ class RoundsMode(Mode):
             column = self._shares[model]
             shares = {peer: portion(weight, column[peer]) for peer in neighbours if peer in column}
         if starved := [peer for peer, share in shares.items() if share < 1]:
-            # Too little weight to divide. Whoever waits for it would not push either, and all would stall.
+            # Too little weight to divide: tell them not to wait, and push in a later exchange.
             gossiper.counters["starved"] += 1
             gossiper.skip(model, starved, now, tag)
             shares = {peer: share for peer, share in shares.items() if share >= 1}
@@ -506,7 +520,7 @@ class _ClientRound:
     done: int = -1
     """The last round that is over."""
     sent: bool = False
-    """Whether this peer's mass is at the server."""
+    """Whether this peer has sent its mass, or word that it sends none, and waits for the server."""
 
     def end(self, number: int) -> None:
         """Note that round `number` is over."""
@@ -522,7 +536,7 @@ class _ServerRound:
     done: int = -1
     """The last round that is over."""
     closed: bool = False
-    """Whether the server waits for no more clients."""
+    """Whether the server waits for no more clients, and sends the mean."""
     weights: dict[str, int] = field(default_factory=dict)
     """The weight that each client has sent and will get back with the mean."""
 
@@ -539,15 +553,16 @@ class ServerMode(Mode):
     The driver calls `begin_round(gossiper, r)` with r = 0, 1, 2, … after training, on clients and servers,
     then `Gossiper.tick` until `finished(r)`. A server closes a round when all its neighbours for that model
     have sent their mass, or when its driver calls `close_round` after a timeout; so the server must be told
-    of its clients (`peer_online`) before the round. A late client takes part in the server's next round, and
-    its own round ends with that one.
+    of its clients (`peer_online`) before the round. A client whose mass arrives after that is part of the
+    mean of the server's next round, and waits for that one.
 
     While its mass is at the server a client holds no weight, and whatever it trains in that time is lost. A
     server may train too: the mass that it holds is part of the mean. Peers inject their weight at the start;
-    a client without weight takes no part.
+    a client without weight tells the server so, and gets no mean.
 
     servers: the server of each model. server_of: returns the server of a model that begins later.
-    robust: the server, which is trusted, takes a robust mean of its clients' values and its own.
+    robust: the server, which is trusted, takes a robust mean of its clients' values and its own; then clients
+        send values without weight.
     """
 
     def __init__(
@@ -598,7 +613,11 @@ class ServerMode(Mode):
                 self._client_rounds[model] = _ClientRound(server, round=done, done=done)
 
     def finished(self, number: int) -> bool:
-        """Return whether this round is over: the means have arrived, or will not because a server is gone."""
+        """Return whether this round is over for every model.
+
+        As a client, the mean has arrived, or none will: the server is gone, or this peer's mass came back. As
+        a server, the mean is sent to all whose mass was credited.
+        """
         states = [*self._client_rounds.values(), *self._server_rounds.values()]
         return all(state.done >= number for state in states)
 
@@ -697,7 +716,7 @@ class ServerMode(Mode):
                 model: [client.round, client.done, client.sent]
                 for model, client in self._client_rounds.items()
             },
-            "own": {  # the models that this peer averages
+            "own": {  # the models that this peer averages, as their server; the key stays for old checkpoints
                 model: [server.round, server.done, server.closed, dict(server.weights)]
                 for model, server in self._server_rounds.items()
             },
@@ -719,7 +738,11 @@ class ServerMode(Mode):
     def _send(
         self, gossiper: Gossiper, model: str, shares: Mapping[str, int], now: float, tag: Tag
     ) -> bool:
-        """Send mass to the server, or the mean with their weights back to clients."""
+        """Send to each receiver its share: all mass to the server, or the mean to clients.
+
+        Each client gets the mean with the weight that it had sent. With a robust mean shares are without
+        meaning, because values have no weight.
+        """
         if self._robust is not None:
             return gossiper.send_values(model, sorted(shares), now, tag)
         return gossiper.push(model, shares, now, tag, exact_shares=True)
@@ -730,12 +753,13 @@ class ServerMode(Mode):
         if client.sent:
             return
         if client.server in gossiper.free_neighbours(model, online_only=False):
-            tag, weight = (client.round, GATHER), gossiper.weight(model)
-            gossiper.counters["nothing-to-give"] += weight == 0
+            tag = (client.round, GATHER)
+            if weight := gossiper.weight(model):
+                client.sent = self._send(gossiper, model, {client.server: weight}, now, tag)
+            else:
+                gossiper.counters["nothing-to-give"] += 1
             # Without weight, or if the value cannot be sent, tell the server to average without it.
-            client.sent = (
-                weight > 0 and self._send(gossiper, model, {client.server: weight}, now, tag)
-            ) or gossiper.skip(model, [client.server], now, tag)
+            client.sent = client.sent or gossiper.skip(model, [client.server], now, tag)
         elif client.server in self._gone.difference(gossiper.neighbours(model)):
             client.done = client.round  # the server left while we trained: continue without a mean
 

@@ -516,7 +516,7 @@ class Engine:
             case "async":
                 return PacedMode(
                     settings.exchanges, fraction=settings.fraction,
-                    neighbours_by_step=settings.turns, drift=self.compression.drift(),
+                    neighbours_by_push=settings.turns, drift=self.compression.drift(),
                 )  # fmt: skip
             case "rounds":
                 sources = None

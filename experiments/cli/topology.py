@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from ..graphs import SwarmGraph
 
 RULES = ("push", "metropolis", "max-degree", "edges")
-"""The values of topology.Rule, copied for the help, which must not import it: a test compares the two."""
+"""The values of topology.Rule, which WEIGHTS_HELP describes. The help must not import it: a test compares."""
 
 GRAPH_HELP = (
-    "A builder with its parameters (regular:4), a file (club.graphml), a function "
-    "(networkx:karate_club_graph), or a config (.toml)."
+    "A kind of graph with its parameters (regular:4 gives each peer 4 links), a file (club.graphml), a "
+    "function (networkx:karate_club_graph), or a config (.toml)."
 )
 WEIGHTS_HELP = (
-    f"How a peer splits its values among its neighbours and itself: {', '.join(RULES)}. If left out, the "
-    "config's rule, or push."
+    "How a peer divides its values among its neighbours and itself. push: equally. metropolis: a link gets "
+    "1 / (1 + the larger number of links of its two peers). max-degree: 1 / (1 + the largest number of links "
+    "of any peer). edges: its weight in the file. If left out, the config's rule, or push."
 )
 Graph = Annotated[str, typer.Argument(metavar="GRAPH", help=GRAPH_HELP)]
 Graphs = Annotated[list[str], typer.Argument(metavar="GRAPH…")]
@@ -45,7 +46,7 @@ class GraphOptions:
     """Options of all commands that read graphs.
 
     Args:
-        peers: The number of peers of a builder; 16 if left out. Files contain their own.
+        peers: The number of peers, for a kind of graph; 16 if left out. Files contain their own.
         tolerance: The disagreement at which averaging is complete, relative to that at the start.
         bridge: Connect a graph that is in several components by adding as few links as possible.
         seed: The seed of random graphs, starting values and failures.
@@ -74,7 +75,9 @@ class GraphOptions:
         from ..graphs.swarm import load_graph, print_graph_notes
 
         graph = load_graph(text, self.peers, seed=self.seed, bridging=self.bridge)
-        print_graph_notes(graph, "--rule edges uses them as shares", rule=self.rule, named=True)
+        print_graph_notes(
+            graph, "with --rule edges they are the shares", rule=self.rule, named=True
+        )
         return graph
 
 
@@ -98,7 +101,7 @@ def show_command(
         console.table(swarm_graph.name, ["what", "value"], properties.rows)
         if properties.models:
             console.table("each partial model on its own subgraph", MODEL_HEADER, properties.models)
-        results.begin()
+        results.begin()  # only now, because it deletes the results that --force replaces
         console.print_written(show(properties, folder))
 
 
@@ -119,8 +122,8 @@ def compare_command(
         learn: Train a swarm on each graph, all with the same budget of bytes; if left out, only for up to
             128 peers.
         rounds: The number of rounds of training.
-        megabytes: What the whole swarm may send while training; if left out, what the graph of median cost
-            sends in one exchange per round.
+        megabytes: The budget: what all peers together may send in a whole training. If left out, what the
+            graph of median cost sends with one exchange per round.
     """
     load_torch()
     from ...topology import TopologyError
@@ -130,6 +133,10 @@ def compare_command(
     learns = comparing.worth_learning(swarm_graphs) if learn is None else learn
     if megabytes is not None and not 0 < megabytes < inf:
         raise TopologyError(f"--megabytes {megabytes:g}: give a positive number")
+    if megabytes is not None and learn is False:
+        raise TopologyError(
+            "--megabytes is for training, which --no-learn leaves out: use one of them"
+        )
     results = _results(output, "compare", f"{len(swarm_graphs)} graphs")
     learning = comparing.Learning(rounds=rounds, seed=options.seed)
     budget = None
@@ -150,26 +157,29 @@ def compare_command(
                 on_graph=lambda name: bar.update(task, advance=1, latest=name),
             )
         count, columns = len(swarm_graphs[0].graph), 5 if learns else 4  # the last is the accuracy
+        message_bytes = learning.message
         console.table(
-            f"{count} peers, to {options.tolerance:g} of the first disagreement: predicted and measured",
+            f"{count} peers: how fast the disagreement falls to {options.tolerance:g} of that at the start, "
+            "predicted and measured",
             comparing.PACE_HEADER,
             comparing.pace_rows(entries),
         )
         console.table(
-            f"cost in messages of {learning.message / 1e3:.3g} kB, the cheapest first",
+            f"cost in messages of {message_bytes / 1e3:.3g} kB, the cheapest first",
             comparing.COST_HEADER[:columns],
-            [row[:columns] for row in comparing.cost_rows(entries, learning.message)],
+            [row[:columns] for row in comparing.cost_rows(entries, message_bytes)],
         )
         if budget is not None:
             console.say(
-                f"accuracy: digits, {learning.shards} shards of labels per peer, {rounds} rounds, "
-                f"{budget / 1e6:.3g} MB for every graph; mean of the last quarter"
+                f"accuracy: mean over the last quarter of {rounds} rounds of training on the digits, with "
+                f"{budget / 1e6:.3g} MB to send on every graph; each peer has samples of about "
+                f"{learning.shards} classes"
             )
         elif learn is None:
             console.say(f"no swarm is trained for {count} peers; --learn forces it")
         results.begin()
         files = comparing.write(
-            entries, folder, tolerance=options.tolerance, message=learning.message, budget=budget
+            entries, folder, tolerance=options.tolerance, message=message_bytes, budget=budget
         )
         console.print_written(files)
 
@@ -194,7 +204,7 @@ def stress_command(graph: Graph, *, options: GraphOptions, output: Output) -> No
         title = f"{outcome.name}: {outcome.peers} peers, {outcome.links} links"
         console.table(title, LOSS_HEADER, loss_rows(outcome))
         rows = [(slowdown.trouble, f"{slowdown.factor:.3g}") for slowdown in outcome.slowdowns]
-        console.table("churn and delay", ["disturbance", "exchanges, times as many"], rows)
+        console.table("churn and delay", ["disturbance", "exchanges needed, × undisturbed"], rows)
         console.say(outcome.verdict)
         results.begin()
         console.print_written(write_stress(outcome, folder))
@@ -208,7 +218,7 @@ def advise_command(
     hostile: AtLeastOneIfGiven = None,
     degree: int | None = None,
     kilobytes: float | None = None,
-    parameters: AtLeastOne = 1000,
+    parameters: AtLeastOneIfGiven = None,
     groups: str | None = None,
     tolerance: float = 1e-6,
     seed: Seed = 0,
@@ -216,38 +226,41 @@ def advise_command(
 ) -> None:
     """Recommend graphs for a swarm: ranked by how fast they average, within a budget of links or bytes.
 
-    With --graph and --hostile, instead: which links to add to a graph so that every peer withstands that many
-    hostile neighbours in mode = "steady".
+    With --graph and --hostile, instead: print which links to add to a graph so that every peer withstands
+    that many hostile neighbours, if the swarm gossips with mode = "steady".
 
     Args:
         peers: The number of peers.
         graph: A graph, as for topology show, or a config, to which links may be added.
         hostile: How many neighbours of a peer may be hostile.
         degree: The largest number of links of a peer, which sends one message per link and exchange.
-        kilobytes: What a peer may send in one averaging, as the mean over all peers.
-        parameters: The number of values in one message, 4 bytes each.
-        groups: Groups of peers that share a semi-local model: how many of equal size, or a list of sizes,
-            as in 10,10,12.
+        kilobytes: What a peer may send until averaging is complete, in the mean over all peers.
+        parameters: The number of values in one message, 4 bytes each; 1000 if left out.
+        groups: Groups of peers, of which each shares a partial model of its own beside that of all peers: how
+            many groups of equal size, or a list of sizes, as in 10,10,12.
         tolerance: The disagreement at which averaging is complete, relative to that at the start.
         seed: The seed of random graphs, starting values and failures.
     """
-    if peers is None and graph is None and hostile is None:
-        raise typer.BadParameter("give the number of peers", param_hint="--peers")
     from ...topology import TopologyError, advise
     from ..graphs import compare as comparing
 
     _check_tolerance(tolerance)
-    if peers is None or graph is not None or hostile is not None:
-        given = {
-            "--degree": degree, "--kilobytes": kilobytes, "--groups": groups, "--out": output.out,
-            "--force": output.force or None,
+    if graph is not None and hostile is not None:
+        for_ranking = {
+            "--degree": degree, "--kilobytes": kilobytes, "--parameters": parameters, "--groups": groups,
+            "--out": output.out, "--force": output.force or None,
         }  # fmt: skip
-        if extra := [option for option, value in given.items() if value is not None]:
+        if ignored := [option for option, value in for_ranking.items() if value is not None]:
             raise TopologyError(
-                f"--graph and --hostile only print links to add: leave out {extra[0]}"
+                f"{', '.join(ignored)}: without effect with --graph and --hostile, which only print links; "
+                "leave out one or the other"
             )
         _advise_links(graph, hostile, peers, seed)
         return
+    if graph is not None or hostile is not None:
+        raise TopologyError("--graph and --hostile belong together: give both")
+    if peers is None:
+        raise typer.BadParameter("give the number of peers", param_hint="--peers")
     members = None if groups is None else comparing.groups_from(groups, peers)
     limits = [f"at most {degree} links per peer"] if degree else []
     limits += [f"{kilobytes:g} kB per peer and averaging"] if kilobytes else []
@@ -258,7 +271,7 @@ def advise_command(
         peers,
         degree,
         budget=None if kilobytes is None else kilobytes * 1e3,
-        message=4.0 * parameters,
+        message=4.0 * (parameters or 1000),
         members=members,
         tolerance=tolerance,
         seed=seed,
@@ -275,36 +288,37 @@ def advise_command(
     for spec, reason in advice.refused:
         console.say(f"not {spec}: {reason}")
     best = advice.ranked[0]
-    bridge = "\nbridge = true" if best.added else ""
+    bridge = (
+        "\nbridge = true" if best.added else ""
+    )  # if links were added to connect partial models
     console.say(f'in a config: topology = "{best.topology}"{bridge}')
     with results.run_folder() as folder:
         console.print_written(comparing.write_advice(advice, folder, title))
 
 
-def _advise_links(graph: str | None, hostile: int | None, peers: int | None, seed: int) -> None:
-    """Print which links to add to a graph for so many hostile neighbours."""
+def _advise_links(graph: str, hostile: int, peers: int | None, seed: int) -> None:
+    """Print which links to add to a graph so that every peer withstands so many hostile neighbours."""
     from ...gossip import needed_neighbours
     from ...topology import TopologyError, links_to_add
     from ..graphs.swarm import load_graph, name_links
 
-    if graph is None or hostile is None:
-        raise TopologyError("--graph and --hostile belong together: give both")
     swarm = load_graph(graph, peers, seed=seed, check_connected=False)
     if swarm.graph.is_directed() or swarm.changing is not None:
         raise TopologyError(
             f"{swarm.name}: steady gossip needs an undirected graph that does not change"
         )
     needed = needed_neighbours(hostile)
-    models = swarm.models or {"of all peers": sorted(swarm.graph)}
+    models = swarm.models or {"": sorted(swarm.graph)}
     for model, members in models.items():
         if len(members) <= needed:
+            of_model = f"model {model!r}: " if model else ""
             raise TopologyError(
-                f"{swarm.name}: model {model!r}: {len(members)} peers cannot have {needed} neighbours each; "
+                f"{swarm.name}: {of_model}{len(members)} peers cannot have {needed} neighbours each; "
                 f"let {needed + 1} or more take part"
             )
     links = links_to_add(swarm.graph, models, needed)
     if not links:
-        console.say(f"{swarm.name}: every peer has {needed} neighbours: no link is needed")
+        console.say(f"{swarm.name}: every peer has at least {needed} neighbours: no link is needed")
         return
     named = name_links(links, swarm.labels, limit=len(links))
     console.say(f"{swarm.name}: {len(links)} links to give every peer {needed} neighbours: {named}")

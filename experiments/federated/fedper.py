@@ -1,7 +1,7 @@
 """FedPer (Arivazhagan et al. 2019): the base layers are averaged, the last layers are local to each client.
 
 W_B ← Σ_k n_k/n · W_B,k        the base layers of client k, which has n_k of n samples
-W_P,k                          the last ("personal") layers, which never leave client k
+W_P,k                          the last ("personal") layers with their batch-norm statistics; they stay at k
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class FedPer(ServerMethod):
     """FedAvg for all layers but the last few, which stay personal."""
 
     nearest_without_server = "gossamer"
+    """Its peers can share the base layers as a partial model, and keep the last ones in a local one."""
 
     personal: Count = 1
     """K_P: how many of the last layers with parameters, in order of definition, a client keeps to itself."""
@@ -66,24 +67,23 @@ class FedPer(ServerMethod):
 
 
 def base_coordinates(network: SlicedNetwork, personal: int) -> Tensor:
-    """Return the coordinates, in the flat vector, of all but the parameters of the last `personal` layers."""
+    """Return the coordinates, in the flat vector, of all but the tensors of the last `personal` layers."""
     module = network.module
-    layers = [layer for layer in module.modules() if [*layer.parameters(recurse=False)]]
+    modules = [*module.modules()]
+    layers = [layer for layer in modules if [*layer.parameters(recurse=False)]]
     if personal >= len(layers):
         raise ModelError(
             f"fedper: personal is {personal}, but the network has only {len(layers)} layers with parameters, "
             f"so nothing would be shared; give at most {len(layers) - 1}"
         )
-    personal_parameters = {
-        id(parameter)
-        for layer in layers[-personal:]
-        for parameter in layer.parameters(recurse=False)
+    personal_tensors = {
+        id(tensor)
+        for layer in modules[modules.index(layers[-personal]) :]
+        for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
     }
-    # In the vector, averaged buffers (batch-norm statistics) come after all parameters; they are all shared,
-    # those of personal layers too.
+    # The vector has buffers too: the running means and variances of batch norm.
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     is_shared = network.flat.new_ones(len(network.flat)).bool()
-    start = 0
-    for parameter in network.parameters.values():
-        is_shared[start : start + parameter.numel()] = id(parameter) not in personal_parameters
-        start += parameter.numel()
+    for name, span in network.slicing.anatomy.spans.items():
+        is_shared[span] = id(tensors[name]) not in personal_tensors
     return is_shared.nonzero().flatten()

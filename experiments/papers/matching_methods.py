@@ -507,8 +507,8 @@ def run_stream(setting: Setting, steps: int) -> dict[int, dict[str, Outcome]]:
                 train(module, share, epochs=setting.epochs, seed=seed)
                 train(ensemble_module, share, epochs=setting.epochs, seed=seed)
         chains, seed = [chain_of(module) for module in modules], int(rng.integers(2**31))
-        past = fused.past if fused else None
-        fused = fuse(chains, options, counts=counts, bias_mean=INIT_BIAS, past=past, seed=seed)
+        prior = fused.posterior if fused else None
+        fused = fuse(chains, options, counts=counts, bias_mean=INIT_BIAS, prior=prior, seed=seed)
         peers.replace_own([chain_of(module) for module in ensemble])
         outcomes[step + 1] = {
             "PFNM streaming": peers.score(fused.chain),
@@ -531,7 +531,7 @@ def _next_network(
 
     Its cells are fused cells, drawn by how often the peer used them, and NEW_CELLS new ones, with some noise.
     """
-    _, uses = fused.past.parts[0]
+    _, uses = fused.posterior.parts[0]
     weights = uses[peer] + 1e-9  # cells that the peer never used are hardly ever drawn
     count = setting.width - NEW_CELLS
     chosen = rng.choice(uses.shape[1], size=count, replace=False, p=weights / weights.sum())

@@ -9,7 +9,7 @@
 `match` matches the cells of one part, `fuse` fuses whole networks; `align` permutes the cells of a
 SlicedNetwork to agree with a reference, without changing its function; `CommonWidth` lets peers of different
 widths average one partial model. When the same peers have trained new networks, pass the posterior of the
-last fusion: `fuse(new_chains, past=fused.past)`."""
+last fusion: `fuse(new_chains, prior=fused.posterior)`."""
 
 import lazy_loader
 

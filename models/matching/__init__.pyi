@@ -16,6 +16,6 @@ from .assignment import match as match
 from .fusion import Chain as Chain
 from .fusion import Fusion as Fusion
 from .fusion import Layer as Layer
-from .fusion import Past as Past
+from .fusion import Posterior as Posterior
 from .fusion import fuse as fuse
 from .fusion import part_names as part_names

@@ -22,7 +22,8 @@ from .assignment import Atoms, Cells, History, MatchOptions, MatchResult, match
 class Layer:
     """One dense layer: `weight` [cells, inputs], and tensors with one value per cell (bias, PReLU slopes, …).
 
-    `weight_name` and the keys of `per_cell` are the names in the network's state dict.
+    Each of these values acts on its own cell only. `weight_name` and the keys of `per_cell` are the names in
+    the network's state dict.
     """
 
     weight: np.ndarray
@@ -80,8 +81,8 @@ class Chain:
             What error messages call this network: a file or a peer.
         order
             The keys of `state` in the order in which the layers run. By default this is the state dict's
-            order, with numbered layers sorted by number: right for a module's `state_dict()`, but the
-            names in a file may be sorted as text.
+            order, with numbered layers sorted by number. Give it if the names come from a file, which may
+            list them alphabetically.
         """
         layers: list[tuple[str, np.ndarray, dict[str, np.ndarray]]] = []
         for key in order or _run_order(state):
@@ -100,6 +101,11 @@ class Chain:
                     )
                 layers.append((key, value, {}))
             elif value.ndim == 1 and layers and value.shape == (layers[-1][1].shape[0],):
+                if _is_normalization(key, state):
+                    raise ModelError(
+                        f"{name}: {key!r} seems to belong to a normalization such as LayerNorm, which "
+                        "computes other values if cells are added; only chains of dense layers can be fused"
+                    )
                 layers[-1][2][key] = value
             else:
                 raise ModelError(
@@ -118,22 +124,25 @@ class Chain:
 
 
 def check_same_form(chains: Sequence[Chain], names: Sequence[str]) -> None:
-    """Raise, naming the layer, if the networks differ in more than their hidden widths and their values."""
+    """Raise, naming the layer, unless all networks have the same layers, inputs, outputs and tensors.
+
+    Their hidden widths may differ.
+    """
     if not chains:
         raise ModelError("fuse: no networks were given")
     first = chains[0]
     for name, chain in zip(names[1:], chains[1:], strict=True):
         if len(chain.layers) != len(first.layers):
             raise ModelError(
-                f"{name} has {len(chain.layers)} layers ({_format_widths(chain)}), {names[0]} has "
-                f"{len(first.layers)} ({_format_widths(first)}); only networks with equally many layers can "
-                "be fused"
+                f"{name} has {len(chain.layers)} layers (layout {_layout(chain)}), {names[0]} has "
+                f"{len(first.layers)} ({_layout(first)}); only networks with equally many layers can be fused"
             )
         for expected, layer in zip(first.layers, chain.layers, strict=True):
             if _format_names(expected) != _format_names(layer):
                 raise ModelError(
                     f"layer {layer.weight_name!r} of {name} holds {_format_names(layer)}, the one of "
-                    f"{names[0]} holds {_format_names(expected)}: their parts do not correspond"
+                    f"{names[0]} holds {_format_names(expected)}; only networks whose layers hold tensors "
+                    "of the same names can be fused"
                 )
         for kind, index in (("inputs", 0), ("outputs", -1)):
             if chain.widths[index] != first.widths[index]:
@@ -149,8 +158,8 @@ def part_names(chain: Chain) -> tuple[str, ...]:
     return tuple(layer.weight_name.removesuffix(".weight") for layer in chain.layers[:-1])
 
 
-def _format_widths(chain: Chain) -> str:
-    """Return the layout of a network: `784=300=10`."""
+def _layout(chain: Chain) -> str:
+    """Return the cells per part as configs write them: `784=300=10` has 784 inputs and 10 outputs."""
     return "=".join(map(str, chain.widths))
 
 
@@ -160,35 +169,51 @@ def _format_names(layer: Layer) -> str:
 
 
 def _run_order(state: Mapping[str, np.ndarray]) -> list[str]:
-    """Sort names by the order in which layers run: numbers by value, other names by first appearance.
+    """Sort names by the order in which layers run: modules by number, or by first appearance.
 
-    `2.weight` comes before `10.bias`, as in a Sequential, although files sort names as text. Within a
-    layer the weight is first.
+    `2.weight` comes before `10.bias`, as in a Sequential, although files sort names as text. Modules beside
+    which there is one without a number keep the order in which they appear. In a layer the weight is first.
     """
-    appearance: dict[str, int] = {}
+    ranks: dict[str, dict[str, int]] = {}  # by parent module, the place of each of its modules
     for name in state:
+        parent = ""
         for module in name.split(".")[:-1]:
-            appearance.setdefault(module, len(appearance))
+            siblings = ranks.setdefault(parent, {})
+            siblings.setdefault(module, len(siblings))
+            parent += f".{module}"
+    for siblings in ranks.values():
+        if all(module.isdecimal() for module in siblings):
+            siblings.update((module, int(module)) for module in siblings)
 
     def sort_key(name: str) -> tuple[list[int], bool]:
         *path, last = name.split(".")
-        numbers = [int(module) if module.isdecimal() else appearance[module] for module in path]
-        return numbers, last != "weight"
+        places, parent = [], ""
+        for module in path:
+            places.append(ranks[parent][module])
+            parent += f".{module}"
+        return places, last != "weight"
 
     return sorted(state, key=sort_key)
 
 
-@dataclass(frozen=True, eq=False)
-class Past:
-    """The posterior of a fusion, which is the prior of the next one when networks arrive as a stream.
+def _is_normalization(key: str, state: Mapping[str, np.ndarray]) -> bool:
+    """Return whether the module of a tensor has a weight and a bias, both with one value per cell."""
+    module = key.rpartition(".")[0]
+    tensors = [state.get(f"{module}.{kind}") for kind in ("weight", "bias")]
+    return all(tensor is not None and np.ndim(tensor) == 1 for tensor in tensors)
 
-    step: how many fusions led to it.
-    parts: for every hidden part its atoms, and in how many fusions each peer had a cell in each atom
-        [peers, atoms].
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """What a fusion knows of its atoms: the prior of the next one, when networks arrive as a stream.
+
+    fusions: how many fusions it sums up.
+    parts: for every hidden part its atoms, and [peers, atoms] in how many fusions a cell of the peer was in
+        the atom, which means: assigned to it.
     output: the output layer, with one atom for each output.
     """
 
-    step: int
+    fusions: int
     parts: tuple[tuple[Atoms, np.ndarray], ...]
     output: Atoms
 
@@ -200,7 +225,7 @@ class Past:
         atoms, uses = self.parts[part]
         padding = ((0, 0), (0, columns - atoms.sums.shape[1]))
         sums, precisions = np.pad(atoms.sums, padding), np.pad(atoms.precisions, padding)
-        return History(Atoms(sums, precisions, atoms.counts), uses, self.step + 1)
+        return History(Atoms(sums, precisions, atoms.counts), uses, self.fusions + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,14 +238,14 @@ class Fusion:
         The result of matching every hidden part, in the network's order.
     peers
         The networks that were fused.
-    past
-        The posterior. Pass it to the next `fuse` of the same peers when they have trained new networks.
+    posterior
+        Pass it as `prior` to the next `fuse` of the same peers, when they have trained new networks.
     """
 
     chain: Chain
     parts: tuple[MatchResult, ...]
     peers: tuple[Chain, ...]
-    past: Past
+    posterior: Posterior
 
     @property
     def objective(self) -> float:
@@ -296,7 +321,7 @@ def fuse(
     bias_mean: float = 0.0,
     groups: Sequence[Sequence[np.ndarray]] | None = None,
     names: Sequence[str] | None = None,
-    past: Past | None = None,
+    prior: Posterior | None = None,
     seed: int | np.random.Generator = 0,
 ) -> Fusion:
     """Fuse networks that differ in their cells' order, their hidden widths and their training data.
@@ -305,17 +330,19 @@ def fuse(
         σ² of each peer: how far its cells are from their atoms. Raise it for peers whose networks are
         noisier. Default: `options.variance`.
     counts
-        Training samples of every class, `[peers, outputs]`. An output then weighs each peer by its share of
-        that class, which raises the accuracy considerably if peers have different classes.
+        Training samples of every class, `[peers, outputs]`. An output then weighs each peer by its fraction
+        of the samples of that class, which raises the accuracy considerably if peers have different classes.
+        The fractions add up to 1, while without counts every peer weighs 1: so with counts the prior pulls
+        the outputs more, even if all counts are equal.
     bias_mean
         The prior mean of biases: the value from which training started.
     groups
         Labels `[peer][hidden part][cell]`: only cells with equal labels match. None: all cells may match.
     names
         What error messages call the networks.
-    past
-        The `past` of the last fusion of the same peers, in the same order: its posterior is the prior of
-        this fusion, so networks that were trained on new samples refine the fused network.
+    prior
+        The `posterior` of the last fusion of the same peers, in the same order: networks that were trained on
+        new samples then refine the fused network.
     seed
         Of the random order in which `match` assigns the cells of one peer after another.
     """
@@ -332,25 +359,25 @@ def fuse(
     # Of each peer, the part above the one that is matched: at first the outputs, which keep their order.
     above = [_PartAbove(np.arange(outputs), output_precisions[peer], outputs) for peer in peers]
     parts: list[MatchResult] = []
-    output_layer, output_sums = _fuse_outputs(chains, output_precisions, options, bias_mean, past)
+    output_layer, output_atoms = _fuse_outputs(chains, output_precisions, options, bias_mean, prior)
     layers: list[Layer] = [output_layer]
     posteriors: list[tuple[Atoms, np.ndarray]] = []
-    for part in range(first.hidden_parts, 0, -1):
-        layer = first.layers[part - 1]
+    for part in reversed(range(first.hidden_parts)):
+        layer = first.layers[part]
         # Only in the first hidden part the incoming weights are compared too: see _cells_of_part.
-        incoming_columns = first.widths[0] if part == 1 else 0
-        per_cell_means = _per_cell_means(chains, part - 1, bias_mean)
+        incoming_columns = first.widths[0] if part == 0 else 0
+        per_cell_means = _per_cell_means(chains, part, bias_mean)
         prior_mean = np.concatenate(
             [np.zeros(incoming_columns), per_cell_means, np.zeros(above[0].fused_cells)]
         )
         cells = [
             _cells_of_part(
                 chains[peer], part, above[peer], 1 / peer_variance[peer],
-                None if groups is None else np.asarray(groups[peer][part - 1]),
+                None if groups is None else np.asarray(groups[peer][part]),
             )
             for peer in peers
         ]  # fmt: skip
-        history = past.history_of_part(part - 1, len(prior_mean)) if past else None
+        history = prior.history_of_part(part, len(prior_mean)) if prior else None
         result = match(cells, options, mean=prior_mean, seed=rng, history=history)
         incoming, per_cell, outgoing = np.split(
             result.values, [incoming_columns, incoming_columns + len(layer.per_cell)], axis=1
@@ -368,7 +395,8 @@ def fuse(
             )
             for peer, assignment in enumerate(result.assignments)
         ]
-    posterior = Past(past.step + 1 if past else 1, tuple(posteriors), output_sums)
+    fusions = prior.fusions + 1 if prior else 1
+    posterior = Posterior(fusions, tuple(posteriors), output_atoms)
     return Fusion(Chain(tuple(layers)), tuple(parts), tuple(chains), posterior)
 
 
@@ -393,12 +421,12 @@ def _cells_of_part(
     with each other yet, so weights from their cells cannot be compared), the values per cell, and the weights
     to the fused cells of the part above.
     """
-    layer, next_layer = chain.layers[part - 1], chain.layers[part]
+    layer, next_layer = chain.layers[part], chain.layers[part + 1]
     outgoing = np.zeros((layer.cells, above.fused_cells))
     outgoing[:, above.assignment] = next_layer.weight.T
     outgoing_precision = np.zeros(above.fused_cells)
     outgoing_precision[above.assignment] = above.precision
-    incoming = layer.weight if part == 1 else np.empty((layer.cells, 0))
+    incoming = layer.weight if part == 0 else np.empty((layer.cells, 0))
     own_values = np.hstack([incoming, _per_cell_matrix(layer)])
     own_precision = np.full(own_values.shape[1], precision)
     return Cells(
@@ -413,7 +441,7 @@ def _fuse_outputs(
     precision: np.ndarray,
     options: MatchOptions,
     bias_mean: float,
-    past: Past | None,
+    prior: Posterior | None,
 ) -> tuple[Layer, Atoms]:
     """Fuse the output layer's biases, and its weights if there is no hidden part; return layer and atoms.
 
@@ -431,8 +459,8 @@ def _fuse_outputs(
     sums = np.einsum("po,poc->oc", precision, np.stack(values))
     precisions = np.broadcast_to(precision.sum(0)[:, None], sums.shape)
     atoms = Atoms(sums, precisions, np.full(len(sums), len(chains)))
-    if past is not None:
-        atoms = past.output.plus(atoms)
+    if prior is not None:
+        atoms = prior.output.plus(atoms)
     prior_mean = np.zeros(sums.shape[1])
     prior_mean[: len(last.per_cell)] = _per_cell_means(chains, -1, bias_mean)
     fused = atoms.read(options.prior_precision, prior_mean, shrink=options.shrink)
@@ -442,7 +470,7 @@ def _fuse_outputs(
 
 
 def _uses(result: MatchResult, history: History | None) -> np.ndarray:
-    """Return in how many fusions, this one included, each peer had a cell in each atom: [peers, atoms]."""
+    """Return [peers, atoms] in how many fusions, with this one, a cell of the peer was in the atom."""
     uses = np.zeros((len(result.assignments), len(result.atoms)), dtype=np.int64)
     if history is not None:
         uses[:, : history.uses.shape[1]] = history.uses
@@ -484,9 +512,9 @@ def peer_variances(
 
 
 def class_shares(chains: Sequence[Chain], counts: np.ndarray | None) -> np.ndarray:
-    """Return by how much each output weighs each peer [peers, outputs]: the peer's share of that class.
+    """Return by how much each output weighs each peer [peers, outputs]: its fraction of that class's samples.
 
-    Peers have equal shares of a class without samples. Without `counts`, all weights are 1.
+    Peers have equal fractions of a class without samples. Without `counts`, all weights are 1: see `fuse`.
     """
     peers, outputs = len(chains), chains[0].widths[-1]
     if counts is None:

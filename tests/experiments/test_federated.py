@@ -35,7 +35,7 @@ from gossamer.experiments.federated.method import (
     mean,
 )
 from gossamer.experiments.federated.moon import Moon
-from gossamer.models import ModelError
+from gossamer.models import ModelError, SlicedNetwork
 
 torch.set_num_threads(1)
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -430,6 +430,24 @@ def test_scaffold_refuses_an_optimizer_that_is_not_plain_descent():
     learner.optimizer = torch.optim.SGD(learner.network.module.parameters(), 0.1, momentum=0.9)
     with pytest.raises(ModelError, match=r"client '1': scaffold .* plain SGD"):
         Scaffold().start(clients)
+
+
+def test_fedper_keeps_the_statistics_of_personal_layers():
+    def block(width):
+        return torch.nn.Linear(4, width), torch.nn.BatchNorm1d(width)
+
+    module = torch.nn.Sequential(*block(4), *block(2), torch.nn.BatchNorm1d(2, affine=False))
+    network = SlicedNetwork(module, {"all": 1.0}, example=torch.zeros(3, 4))
+    names = dict(module.named_parameters()) | dict(module.named_buffers())
+    shared = base_coordinates(network, 2).tolist()
+    found = {
+        name
+        for name, span in network.slicing.anatomy.spans.items()
+        if set(range(span.start, span.stop)) <= {*shared}
+    }
+    wanted = {name for name in names if name.startswith(("0.", "1."))}
+    assert found == wanted - {"1.num_batches_tracked"}
+    assert len(shared) == sum(names[name].numel() for name in found)
 
 
 def test_fedper_needs_a_layer_to_share():

@@ -239,7 +239,10 @@ def test_nothing_is_written_when_an_input_is_bad(fuse: Run, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a", "deep"], "deep.safetensors has 3 layers (4=6=5=3), a.safetensors has 2 (4=6=3)"),
+        (
+            ["a", "deep"],
+            "deep.safetensors has 3 layers (layout 4=6=5=3), a.safetensors has 2 (4=6=3)",
+        ),
         (["a", "wide"], "layer '0.weight' of wide.safetensors has 5 inputs"),
         (["a", "short"], "layer '2.weight' of short.safetensors has 2 outputs"),
         (["a", "prelu"], "layer '0.weight' of prelu.safetensors holds"),

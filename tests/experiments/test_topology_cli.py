@@ -185,8 +185,12 @@ FILES = {
         (("advise", "--peers", "9", "--groups", "7"), "--groups 7: 9 peers form 1 … 4 groups"),
         (("advise", "--peers", "1"), "at least 2 peers, not 1"),
         (
-            ("advise", "--graph", "ring", "--hostile", "1", "--degree", "3"),
-            "--graph and --hostile only print links to add: leave out --degree",
+            ("advise", "--graph", "ring", "--hostile", "1", "--degree", "4", "--out", "a"),
+            "--degree, --out: without effect with --graph and --hostile, which only print links",
+        ),
+        (
+            ("compare", "ring", "clique", "--no-learn", "--megabytes", "1"),
+            "--megabytes is for training, which --no-learn leaves out",
         ),
         (("compare", "ring", "torus", "--megabytes", "nan"), "--megabytes nan: give a positive"),
     ],

@@ -15,7 +15,7 @@ def peers(turns: dict[str, list[list[str]]], values: dict[str, float]) -> dict[s
     for name, value in values.items():
         store = DictStore({"v": np.full(2, value)})
         made[name] = Gossiper(
-            name, f"s{name}", store, mode=PacedMode(neighbours_by_step=turns.get(name, ()))
+            name, f"s{name}", store, mode=PacedMode(neighbours_by_push=turns.get(name, ()))
         )
         made[name].inject("v", ONE)
     introduce(list(made.values()))
@@ -109,7 +109,7 @@ def test_a_newcomer_is_welcomed_with_whatever_weight_is_left():
 
 
 def restored(snapshot: dict[str, Any]) -> Gossiper:
-    mode = PacedMode(neighbours_by_step=[["b"], ["c"]])
+    mode = PacedMode(neighbours_by_push=[["b"], ["c"]])
     gossiper = Gossiper.restore(snapshot, DictStore({"v": np.ones(2)}), mode=mode)
     for other in "bc":
         gossiper.peer_online(other, f"s{other}", ["v"])
@@ -142,7 +142,7 @@ def test_a_snapshot_without_the_state_of_the_mode_is_read() -> None:
 
 def test_neither_a_welcome_nor_the_schedule_is_lost_when_a_push_fails():
     store = DictStore({"v": np.full(2, np.nan)})
-    mode = PacedMode(neighbours_by_step=[["b"], ["c"]])
+    mode = PacedMode(neighbours_by_push=[["b"], ["c"]])
     gossiper = Gossiper("a", "sa", store, mode=mode)
     gossiper.inject("v", ONE)
     for other in "bcd":

@@ -189,10 +189,10 @@ def test_a_stream_of_equal_networks_sharpens_and_does_not_grow() -> None:
     chains = [network("6=5=4=3", 5)[1]] * 2
     chains[1] = permuted(chains[1], rng)
     first = fuse(chains)
-    second = fuse([permuted(chain, rng) for chain in chains], past=first.past)
-    third = fuse(chains, past=second.past)
+    second = fuse([permuted(chain, rng) for chain in chains], prior=first.posterior)
+    third = fuse(chains, prior=second.posterior)
     assert first.chain.widths == second.chain.widths == third.chain.widths == (6, 5, 4, 3)
-    assert [f.past.step for f in (first, second, third)] == [1, 2, 3]
+    assert [f.posterior.fusions for f in (first, second, third)] == [1, 2, 3]
     factors = []
     for step, fused in enumerate((first, second, third), start=1):
         seen = 2 * step
@@ -212,7 +212,7 @@ def test_a_stream_adds_what_is_new() -> None:
     second = fuse(
         [permuted(before[0], rng), other],
         MatchOptions(kind="set", variance=0.01),
-        past=first.past,
+        prior=first.posterior,
     )
     assert second.chain.widths > first.chain.widths
     assert set(second.assignment(0)[0]) == set(range(5))  # the old one found its own
@@ -224,11 +224,11 @@ def test_a_stream_adds_what_is_new() -> None:
 def test_a_stream_never_grows_beyond_its_limit_or_the_widest_network(limit: int, most: int) -> None:
     """A hundred steps of networks that have nothing in common."""
     options = MatchOptions(kind="set", variance=0.1, limit=limit, sweeps=1)
-    past = None
+    posterior = None
     for step in range(100):
         chains = [network(layout, 2 * step + i)[1] for i, layout in enumerate(["4=10=3", "4=7=3"])]
-        fused = fuse(chains, options, past=past, seed=step)
-        past = fused.past
+        fused = fuse(chains, options, prior=posterior, seed=step)
+        posterior = fused.posterior
         assert fused.chain.widths[1] <= most
         for peer in (0, 1):
             (mine,) = fused.assignment(peer)
@@ -246,13 +246,13 @@ def test_a_limit_that_is_not_reached_changes_nothing() -> None:
 def test_a_history_of_other_peers_is_refused() -> None:
     chains = [network("4=5=3", seed)[1] for seed in range(3)]
     with pytest.raises(ModelError, match="history has 3 peers, 2 were given"):
-        fuse(chains[:2], past=fuse(chains).past)
+        fuse(chains[:2], prior=fuse(chains).posterior)
 
 
 @pytest.mark.parametrize(
     ("layouts", "message"),
     [
-        (("4=5=3", "4=5=5=3"), r"network 1 has 3 layers \(4=5=5=3\), network 0 has 2"),
+        (("4=5=3", "4=5=5=3"), r"network 1 has 3 layers \(layout 4=5=5=3\), network 0 has 2"),
         (
             ("4=5=3", "5=5=3"),
             r"layer '0.weight' of network 1 has 5 inputs, that of network 0 has 4",
@@ -288,6 +288,10 @@ def test_values_that_are_not_finite_are_named() -> None:
         ({"0.weight": np.ones((3, 2, 1))}, "neither a dense layer nor one value per cell"),
         ({"0.weight": np.ones((3, 2)), "1.weight": np.ones((2, 4))}, "takes 4 inputs"),
         ({}, "no dense layer"),
+        (
+            {"0.weight": np.ones((3, 2)), "1.weight": np.ones(3), "1.bias": np.ones(3)},
+            "'1.weight' seems to belong to a normalization",
+        ),
     ],
 )
 def test_other_networks_are_refused(state: dict[str, np.ndarray], message: str) -> None:
@@ -324,3 +328,18 @@ def test_named_layers_are_read_as_given() -> None:
         "ant.bias": np.ones(1),
     }
     assert Chain.read(state).widths == (2, 3, 1)
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [("0", "2", "head"), ("0", "3", "head"), ("stem", "1", "0"), ("b.in", "b.out", "a.in")],
+)
+def test_modules_beside_one_without_a_number_run_in_the_order_in_which_they_appear(
+    modules: tuple[str, ...],
+) -> None:
+    state = {}
+    for module in modules:
+        state |= {f"{module}.weight": np.ones((3, 3)), f"{module}.bias": np.ones(3)}
+    chain = Chain.read(state)
+    assert [list(layer.per_cell) for layer in chain.layers] == [[f"{m}.bias"] for m in modules]
+    assert [layer.weight_name for layer in chain.layers] == [f"{m}.weight" for m in modules]
