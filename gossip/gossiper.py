@@ -347,10 +347,10 @@ class Gossiper:
     def free_neighbours(self, model: str, *, online_only: bool = True) -> list[str]:
         """Return the neighbours to which no transfer of this model is open."""
         peers = self._neighbours.receivers(model, online_only=online_only)
-        if self.ledger.reclaimed:
-            return [peer for peer in peers if self._is_free(peer, model)]
         open_transfers = self.ledger.open
-        return [peer for peer in peers if (peer, model) not in open_transfers]
+        return self._without_reclaimed(
+            [peer for peer in peers if (peer, model) not in open_transfers], model
+        )
 
     def heirs(self, model: str) -> list[str]:
         """Return the neighbours, online or not, to which a leaving peer may hand over a model's mass.
@@ -359,20 +359,22 @@ class Gossiper:
         """
         if self.mode.weightless:
             return []
-        staying = self._neighbours.staying_receivers(model)
-        return [peer for peer in staying if not self._reclaimed_from(peer, model)]
+        return self._without_reclaimed(self._neighbours.staying_receivers(model), model)
 
     def _is_free(self, peer: str, model: str) -> bool:
-        return (peer, model) not in self.ledger.open and not self._reclaimed_from(peer, model)
+        is_open = (peer, model) in self.ledger.open
+        return not is_open and bool(self._without_reclaimed([peer], model))
 
-    def _reclaimed_from(self, peer: str, model: str) -> bool:
-        """Return whether a transfer to the neighbour's present session was reclaimed, unacknowledged.
+    def _without_reclaimed(self, peers: list[str], model: str) -> list[str]:
+        """Leave out neighbours from whose present session a transfer was reclaimed, unacknowledged.
 
         Such a session gets no other transfer: it remembers only the verdict on the last one, and could no
         longer give up the reclaimed one if it had credited it.
         """
-        rows = self.ledger.reclaimed
-        return bool(rows) and any(row[:3] == [peer, self._session_of(peer), model] for row in rows)
+        if not self.ledger.reclaimed:
+            return peers
+        left_out = {(row[0], row[1]) for row in self.ledger.reclaimed if row[2] == model}
+        return [peer for peer in peers if (peer, self._session_of(peer)) not in left_out]
 
     def _session_of(self, peer: str) -> str:
         neighbour = self._neighbours.get(peer)
