@@ -336,8 +336,10 @@ class Peer:
         `run` returns when the peer has left, or when `leave_timeout` is over; a round of training that has
         begun is finished first.
         """
-        self._leave_reason = self._leave_reason or reason
-        self._leave.set()
+        if not self._leave.is_set():
+            self._leave_reason = reason
+            self._leave.set()
+            _log.info("peer %s is about to leave: %s", self.name, reason)
 
     async def run(self) -> Report:
         """Join the swarm, train and gossip all rounds, and leave. PeerError says what went wrong."""
@@ -540,10 +542,7 @@ class Peer:
             if not work.done() and self._leave.is_set():
                 link.announce_leaving()  # at once: a round in training delays leaving
             await end_task(work)
-        if not work.cancelled():
-            return True
-        _log.info("peer %s is about to leave: %s", self.name, self._leave_reason)
-        return False
+        return not work.cancelled()
 
     # --- handlers of states ---------------------------------------------------------------------
 

@@ -73,8 +73,9 @@ class Unanswered(MemoryTransport):
         return self
 
 
-def test_a_peer_leaves_while_it_waits_for_the_answer_of_a_broker(run, tmp_path):
+def test_a_peer_leaves_while_it_waits_for_the_answer_of_a_broker(run, tmp_path, caplog):
     """And what a former process had to say stays in the checkpoint."""
+    caplog.set_level(logging.INFO)
     path = tmp_path / "a.checkpoint"
     impatient = Limits(retry=MEMORY, name_grace=0.0)
 
@@ -87,6 +88,7 @@ def test_a_peer_leaves_while_it_waits_for_the_answer_of_a_broker(run, tmp_path):
         _, life = start(Unanswered)
         await until(lambda: life.transports and life.transports[0].connection.state == "connecting")
         life.peer.leave("it was told to stop")
+        assert "peer a is about to leave: it was told to stop" in caplog.text  # at once
         report = await life.task
         assert (report.ended, report.reason) == ("left", "it was told to stop")
         assert life.peer.state is State.ABORTED
