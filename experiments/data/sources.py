@@ -33,54 +33,42 @@ if TYPE_CHECKING:
     from .dataset import Dataset, PeerDatasets
 
 _LOADERS = {
-    "digits": ("", "handwriting:digits", "digits of 8×8 pixels, 10 classes; built in"),
+    "digits": ("", "handwriting", "digits of 8×8 pixels, 10 classes; built in"),
     "mnist": (
         "mnist",
-        "handwriting:mnist",
+        "handwriting",
         "digits of 28×28 pixels, 10 classes; downloaded if it is missing",
     ),
-    "mnist-writers": ("mnist", "handwriting:mnist_writers", "MNIST's training digits by writer"),
+    "mnist-writers": ("mnist", "handwriting", "MNIST's training digits by writer"),
     "femnist-a": (
         "femnist",
-        "handwriting:femnist_a",
+        "handwriting",
         "FEMNIST: digits and letters of 28×28 pixels by writer, 62 classes",
     ),
     "femnist-m": (
         "femnist",
-        "handwriting:femnist_m",
+        "handwriting",
         "FEMNIST with letters that look alike merged, 47 classes",
     ),
-    "femnist-d": ("femnist", "handwriting:femnist_d", "FEMNIST's digits, 10 classes"),
+    "femnist-d": ("femnist", "handwriting", "FEMNIST's digits, 10 classes"),
     "pendigits": (
         "handwriting",
-        "handwriting:pendigits",
+        "handwriting",
         "pen strokes drawn as digits of 28×28 pixels, by 44 writers, 10 classes",
     ),
-    "vsn": (
-        "sensors",
-        "sensors:vsn",
-        "vehicles heard by sensor nodes, 100 features, 2 or 3 classes",
-    ),
-    "vsn-binary": ("sensors", "sensors:vsn_binary", "VSN without the class of noise, 2 classes"),
+    "vsn": ("sensors", "sensors", "vehicles heard by sensor nodes, 100 features, 2 or 3 classes"),
+    "vsn-binary": ("sensors", "sensors", "VSN without the class of noise, 2 classes"),
     "hapt": (
         "sensors",
-        "sensors:hapt",
+        "sensors",
         "people's movements by person, 100 spectral features, 6 classes",
     ),
-    "hapt-sitstand": (
-        "sensors",
-        "sensors:hapt_sitstand",
-        "sitting and standing of HAPT, 2 classes",
-    ),
-    "hapt-raw": (
-        "sensors",
-        "sensors:hapt_raw",
-        "HAPT's time series, 128 steps of 6 axes, 6 classes",
-    ),
-    "cifar10": ("cifar", "cifar:cifar10", "images of 3×32×32 pixels, 10 classes"),
+    "hapt-sitstand": ("sensors", "sensors", "sitting and standing of HAPT, 2 classes"),
+    "hapt-raw": ("sensors", "sensors", "HAPT's time series, 128 steps of 6 axes, 6 classes"),
+    "cifar10": ("cifar", "cifar", "images of 3×32×32 pixels, 10 classes"),
 }
-"""By the name of the data set: its family (the folder of its files), the module:function of this package that
-loads it, and what it is."""
+"""By the name of the data set: its family (the folder of its files), the module of this package with the
+function of that name, with _ for -, which loads it, and what it is."""
 
 
 class DataError(GossamerError, ValueError):
@@ -133,11 +121,9 @@ def load_or_stream(
             f"no data set is called {name!r}: {suggestion} "
             f"There are {', '.join(_LOADERS)}; or name a function of yours, module:function"
         )
-    family, loader, _ = _LOADERS[name]
-    module, function = loader.split(":")
-    return getattr(import_module(f".{module}", __package__), function)(
-        _data_files(name, family, root)
-    )
+    family, module, _ = _LOADERS[name]
+    loader = getattr(import_module(f".{module}", __package__), name.replace("-", "_"))
+    return loader(_data_files(name, family, root))
 
 
 def _load_from_function(entry: str, seed: int, folder: Path | None) -> Dataset | PeerDatasets:
