@@ -63,10 +63,6 @@ Admit: TypeAlias = Callable[[Give], Give | str]
 is refused."""
 
 
-Debited: TypeAlias = Mapping[str, tuple[Array, Packed | None, int]]
-"""By receiver: the value that it will read, its compressed form if it has one, and the weight to send."""
-
-
 def new_session() -> str:
     """Return a random name for a new session, unique whatever seed the peer was given."""
     return secrets.token_hex(8)
@@ -434,22 +430,6 @@ class Gossiper:
             self.counters["skip"] += 1
         return True
 
-    def _debit(
-        self, model: str, shares: Mapping[str, int], plain: bool, exact_shares: bool
-    ) -> Debited | None:
-        """Debit shares of a model and return what to send; None if the value is not finite."""
-        if plain or not self.links.compresses(model):
-            value = self._balances.take(model, sum(shares.values()), self.lossy)
-            return None if value is None else {p: (value, None, s) for p, s in shares.items()}
-        return self._balances.take_packed(
-            model,
-            shares,
-            lambda peer, value: self.links.pack(
-                model, peer, self._session_of(peer), value, self.rng
-            ),
-            exact_shares=exact_shares,
-        )
-
     def _open_transfers(
         self,
         model: str,
@@ -461,8 +441,15 @@ class Gossiper:
         exact_shares: bool = False,
     ) -> bool:
         """Debit shares and send them; return False, and count it, if the value cannot be sent."""
+
+        def pack(peer: str, value: Array) -> tuple[Array, Packed, float] | None:
+            return self.links.pack(model, peer, self._session_of(peer), value, self.rng)
+
         try:
-            debited = self._debit(model, shares, plain, exact_shares)
+            if plain or not self.links.compresses(model):
+                debited = self._balances.take(model, shares, self.lossy)
+            else:
+                debited = self._balances.take_packed(model, shares, pack, exact_shares=exact_shares)
         except WireError as error:  # raised by `lossy`, before anything was debited
             text, cause = "peer %s cannot share model %s: %s", "own-value-too-large"
             log_repeated(_log, self.counters, cause, text, self.peer, model, error)

@@ -205,6 +205,10 @@ class DictStore:
         self._models[name] = value
 
 
+Debited: TypeAlias = "dict[str, tuple[Array, Packed | None, int]]"
+"""By receiver: the value that it will read, its compressed form if it has one, and the weight to send."""
+
+
 class Balances:
     """The mass that a peer holds. Each method changes weight and value together, so that no mass is lost."""
 
@@ -279,9 +283,9 @@ class Balances:
             self.give_up(model, -difference)
 
     def take(
-        self, model: str, share: int, lossy: Callable[[str, Array], Array] | None
-    ) -> Array | None:
-        """Debit `share` units, 0 to send no weight; return the value to send, or None if it is not finite.
+        self, model: str, shares: Mapping[str, int], lossy: Callable[[str, Array], Array] | None
+    ) -> Debited | None:
+        """Debit shares, 0 to send a value without weight; return None if the value is not finite.
 
         lossy: returns a model's value as the receiver will read it; None if that is the value itself.
         """
@@ -291,16 +295,16 @@ class Balances:
         if not is_finite(value):
             return None
         rounded = None if lossy is None else np.asarray(lossy(model, value))
-        if share:
-            rest, _ = split(Mass(value, self.weights[model]), share, rounded)
+        if debit := sum(shares.values()):
+            rest, _ = split(Mass(value, self.weights[model]), debit, rounded)
             if rest.value is not value:
                 self.store.write(model, rest.value)
             elif rounded is not None:  # no weight is kept, nor any value that could hold the error
-                self._add_residue(model, _as_sum(value, rounded, share))
+                self._add_residue(model, _as_sum(value, rounded, debit))
             self.weights[model] = rest.weight
         sent = value if rounded is None else rounded
         sent.setflags(write=False)  # shared by all transfers of this push
-        return sent
+        return {receiver: (sent, None, share) for receiver, share in shares.items()}
 
     def take_packed(
         self,
@@ -309,12 +313,11 @@ class Balances:
         pack: Callable[[str, Array], tuple[Array, Packed, float] | None],
         *,
         exact_shares: bool,
-    ) -> dict[str, tuple[Array, Packed | None, int]] | None:
-        """Debit shares with compressed values.
+    ) -> Debited | None:
+        """Debit shares with compressed values; return None if the value is not finite.
 
-        Return per receiver the value that it will read, the packed form and the share; None if the value is
-        not finite. pack: `Links.pack` for a receiver and a value. The fraction that it returns reduces the
-        share, unless `exact_shares`; where it returns None, the value is sent uncompressed.
+        pack: `Links.pack` for a receiver and a value. The fraction that it returns reduces the share, unless
+        `exact_shares`; where it returns None, the value is sent uncompressed.
 
         The compression error, Σ share · (value − read value), stays here as a residue and is added to the
         next mass that is credited. If it were added to the kept value at once, it would be multiplied by
@@ -326,7 +329,7 @@ class Balances:
         if sum(shares.values()) > self.weights[model]:
             raise ValueError(f"push {model!r}: shares exceed a weight of {self.weights[model]}")
         error = np.zeros_like(value)
-        debited: dict[str, tuple[Array, Packed | None, int]] = {}
+        debited: Debited = {}
         for receiver, full_share in shares.items():
             read_value, packed, fraction = pack(receiver, value) or (value, None, 1.0)
             share = full_share if exact_shares else max(1, portion(full_share, fraction))
