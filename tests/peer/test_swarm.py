@@ -18,7 +18,8 @@ from waiting import until
 
 from gossamer.gossip import ONE
 from gossamer.peer.exits import PeerError
-from gossamer.peer.process import BrokerAddress, PeerSpec
+from gossamer.peer.process import PeerSpec
+from gossamer.peer.spec import BrokerAddress
 from gossamer.peer.swarm import LocalSwarm, SwarmSpec
 
 HERE = Path(__file__).parent
