@@ -44,6 +44,7 @@ from .exits import NotReached, PeerError, Replaced, peer_errors
 from .link import Link, SessionOver
 from .presence import Event, Status
 from .settings import AUTO_MODELS, Settings
+from .spec import BrokerAddress
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +87,25 @@ def _duration(seconds: float) -> str:
         return "less than an hour"
     number, unit = (seconds / DAY, "day") if seconds >= 2 * DAY else (seconds / 3600, "hour")
     return f"{int(number)} {unit}{'' if int(number) == 1 else 's'}"
+
+
+def certificate_expiries(broker: BrokerAddress) -> dict[str, float]:
+    """Return when a connection's certificates expire (Unix time), by the sentences that Reminders logs."""
+    remedies = {
+        broker.ca: "copy the new one of the broker's authority here",
+        broker.certificate: "ask the broker's owner for a new one",
+    }
+    expiries = {}
+    for file, remedy in remedies.items():
+        if file is None:
+            continue
+        from cryptography import x509
+
+        with contextlib.suppress(OSError, ValueError):  # connecting with it will say what is wrong
+            certificate = x509.load_pem_x509_certificate(Path(file).read_bytes())
+            expiry = certificate.not_valid_after_utc.timestamp()
+            expiries[f"certificate {file} expires: {remedy}"] = expiry
+    return expiries
 
 
 WAIT_LOG_INTERVAL = 5.0

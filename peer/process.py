@@ -33,9 +33,10 @@ from .bootstrap import load_trained
 from .exits import ExitCode, PeerError, first_error, report_alive, stop_signals
 from .lifecycle import Connect, Peer, Report
 from .machine import Machine, from_saved
+from .membership import certificate_expiries
 from .monitoring import serve_metrics, summary_families
 from .settings import Limits
-from .spec import LOG_JSON, WITH_PARENT, BrokerAddress, PeerSpec, ProcessSpec, mqtt_connect
+from .spec import LOG_JSON, WITH_PARENT, PeerSpec, ProcessSpec, mqtt_connect
 from .store import NetworkFile
 
 _log = logging.getLogger(__name__)
@@ -43,25 +44,6 @@ _log = logging.getLogger(__name__)
 MAX_RECORDS_BYTES = 10_000_000
 """The size at which a peer begins a new file of records; it keeps one former file. A record has about 500
 bytes: this is days of a peer that trains once in ten seconds."""
-
-
-def certificate_expiries(broker: BrokerAddress) -> dict[str, float]:
-    """Return when a connection's certificates expire (Unix time), by the sentences that Reminders logs."""
-    remedies = {
-        broker.ca: "copy the new one of the broker's authority here",
-        broker.certificate: "ask the broker's owner for a new one",
-    }
-    expiries = {}
-    for file, remedy in remedies.items():
-        if file is None:
-            continue
-        from cryptography import x509
-
-        with contextlib.suppress(OSError, ValueError):  # connecting with it will say what is wrong
-            certificate = x509.load_pem_x509_certificate(Path(file).read_bytes())
-            expiry = certificate.not_valid_after_utc.timestamp()
-            expiries[f"certificate {file} expires: {remedy}"] = expiry
-    return expiries
 
 
 async def run_peer(

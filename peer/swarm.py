@@ -203,13 +203,19 @@ class LocalSwarm:
         log = path.with_suffix(".log")
         with _write_errors(log):
             output = log.open("ab")
-        with output:
-            process = await asyncio.create_subprocess_exec(
-                self._python, "-m", "gossamer.peer", str(path), WITH_PARENT,
-                *([LOG_JSON] if self.spec.log_json else []),
-                stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output,
-                env={**os.environ, **dict.fromkeys(_THREAD_VARIABLES, "1")},
-            )  # fmt: skip
+        try:
+            with output:
+                process = await asyncio.create_subprocess_exec(
+                    self._python, "-m", "gossamer.peer", str(path), WITH_PARENT,
+                    *([LOG_JSON] if self.spec.log_json else []),
+                    stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output,
+                    env={**os.environ, **dict.fromkeys(_THREAD_VARIABLES, "1")},
+                )  # fmt: skip
+        except OSError as error:
+            raise PeerError(
+                f"the process of {path} cannot be started: {error.strerror or error}; if there are too many, "
+                "raise gossip.per_process"
+            ) from None
         self._processes[index] = process
         if self._stopping.is_set():
             process.terminate()

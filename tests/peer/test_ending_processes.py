@@ -14,7 +14,8 @@ from peer_kit import quick
 from waiting import turns, until, wait_until
 
 from gossamer.gossip import ONE
-from gossamer.peer.process import BrokerAddress, PeerSpec, ProcessSpec, run_process
+from gossamer.peer.process import PeerSpec, ProcessSpec, run_process
+from gossamer.peer.spec import BrokerAddress
 
 HERE = Path(__file__).parent
 
@@ -86,7 +87,8 @@ def test_peers_without_a_supervisor_do_not_mind_a_closed_standard_input(run, spe
 SUPERVISOR = """
 import asyncio, sys
 from pathlib import Path
-from gossamer.peer.process import BrokerAddress, PeerSpec
+from gossamer.peer.process import PeerSpec
+from gossamer.peer.spec import BrokerAddress
 from gossamer.peer.settings import Settings
 from gossamer.peer.swarm import LocalSwarm, SwarmSpec
 folder = Path(sys.argv[1])

@@ -12,8 +12,7 @@ from waiting import until
 
 from gossamer.gossip.security import Identity, invite, public_text, save_invitation
 from gossamer.peer import Authority, BrokerAddress
-from gossamer.peer.membership import DAY, Reminders
-from gossamer.peer.process import certificate_expiries
+from gossamer.peer.membership import DAY, Reminders, certificate_expiries
 
 INVITATION = "its invitation expires: ask for a new one"
 

@@ -11,8 +11,9 @@ import pytest
 from peer_kit import quick
 
 from gossamer.peer.machine import Files, Machine
-from gossamer.peer.process import BrokerAddress, PeerSpec, ProcessSpec, run_guarded
+from gossamer.peer.process import PeerSpec, ProcessSpec, run_guarded
 from gossamer.peer.settings import Limits
+from gossamer.peer.spec import BrokerAddress
 
 HERE = Path(__file__).parent
 

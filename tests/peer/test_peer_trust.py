@@ -24,7 +24,8 @@ from gossamer.gossip.security import GuardSettings, public_text, revocation_topi
 from gossamer.peer.exits import PeerError
 from gossamer.peer.lifecycle import Peer
 from gossamer.peer.machine import load_checkpoint, save_checkpoint
-from gossamer.peer.process import BrokerAddress, PeerSpec, ProcessSpec
+from gossamer.peer.process import PeerSpec, ProcessSpec
+from gossamer.peer.spec import BrokerAddress
 
 LABELS = ("a", "b", "c", "d")
 

@@ -20,7 +20,6 @@ from gossamer.gossip import ONE, MqttTransport, Will
 from gossamer.peer.broker import Broker, BrokerSettings
 from gossamer.peer.exits import ExitCode, PeerError, unit_text
 from gossamer.peer.process import (
-    BrokerAddress,
     PeerSpec,
     ProcessSpec,
     main,
@@ -29,6 +28,7 @@ from gossamer.peer.process import (
     run_peer,
     run_process,
 )
+from gossamer.peer.spec import BrokerAddress
 
 HERE = Path(__file__).parent
 

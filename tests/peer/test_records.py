@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gossamer.gossip import topics
-from gossamer.peer.process import BrokerAddress, PeerSpec
+from gossamer.peer.process import PeerSpec
 from gossamer.peer.settings import Settings
+from gossamer.peer.spec import BrokerAddress
 from gossamer.peer.summary import MAX_RECORD_BYTES, is_record, read_record
 from gossamer.peer.swarm import LocalSwarm, SwarmSpec
 

@@ -18,7 +18,8 @@ from waiting import until
 
 from gossamer.gossip import ONE
 from gossamer.peer.exits import PeerError
-from gossamer.peer.process import BrokerAddress, PeerSpec
+from gossamer.peer.process import PeerSpec
+from gossamer.peer.spec import BrokerAddress
 from gossamer.peer.swarm import LocalSwarm, SwarmSpec
 
 HERE = Path(__file__).parent
@@ -131,6 +132,13 @@ def test_a_process_with_restarts_disabled_stays_dead(run, spec, pretend):
 
     run(scenario())
     assert events == ["peer c was killed by signal 9; it is not restarted"]
+
+
+def test_a_process_that_cannot_be_started_ends_the_swarm_in_one_line(run, spec, tmp_path):
+    with pytest.raises(
+        PeerError, match=r"host-\d\.json cannot be started: No such file or directory"
+    ):
+        run(LocalSwarm(spec, python=str(tmp_path / "python")).run())
 
 
 def test_stop_ends_all_and_restarts_none(run, spec, pretend):
