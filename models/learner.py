@@ -446,9 +446,11 @@ class SgdLearner:
             # A step without gradients, which changes nothing: a scheduler warns if no step came before.
             self.optimizer.zero_grad(set_to_none=True)
             self.optimizer.step()
-        is_plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         try:
-            self.scheduler.step(*([metrics.mean_loss] if is_plateau else []))
+            if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                self.scheduler.step(metrics.mean_loss)
+            else:
+                self.scheduler.step()
         except ValueError as error:  # of a schedule with an end
             raise ModelError(
                 f"peer {self.network.peer!r}: the scheduler cannot set another rate: {error}; give it as "
