@@ -297,6 +297,7 @@ class SgdLearner:
                 f"{type(self.optimizer).__name__} of gossamer.models: write optimizer='SGD', for example"
             )
         self.scheduler: Scheduler | None = None
+        self._make_scheduler = scheduler
         if scheduler is not None:
             self.scheduler = scheduler(cast("torch.optim.Optimizer", self.optimizer))
         self.generator = torch.Generator().manual_seed(seed)
@@ -445,10 +446,16 @@ class SgdLearner:
             # A step without gradients, which changes nothing: a scheduler warns if no step came before.
             self.optimizer.zero_grad(set_to_none=True)
             self.optimizer.step()
-        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            self.scheduler.step(metrics.mean_loss)
-        else:
-            self.scheduler.step()
+        try:
+            if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                self.scheduler.step(metrics.mean_loss)
+            else:
+                self.scheduler.step()
+        except ValueError as error:  # of a schedule with an end
+            raise ModelError(
+                f"peer {self.network.peer!r}: the scheduler cannot set another rate: {error}; give it as "
+                "many steps as there are rounds"
+            ) from error
 
     def test(self) -> Metrics:
         """Measure accuracy and loss on the held-out samples.
@@ -547,6 +554,9 @@ class SgdLearner:
                 f"peer {self.network.peer!r}: the network's frozen parameters are not those that it was "
                 "trained with: load the same values into them as before, or begin without the saved state"
             )
+        if self.scheduler is not None and self._make_scheduler is not None:
+            # Made anew, because one that was copied does not notice the optimizer's steps.
+            self.scheduler = self._make_scheduler(self.scheduler.optimizer)
         # A copy: torch's optimizers go on with the tensors that they are given.
         self.optimizer.load_state_dict(_deep_copy(state["optimizer"]))
         if self.scheduler is not None and "scheduler" in state:

@@ -72,11 +72,12 @@ def _as_pair(batch: Any) -> tuple[Tensor, Tensor]:
     """Return a batch as inputs and labels; ModelError if it is something else."""
     if isinstance(batch, tuple | list) and len(batch) == 2:
         inputs, labels = batch
-        if isinstance(inputs, Tensor) and isinstance(labels, Tensor):
+        if isinstance(inputs, Tensor) and isinstance(labels, Tensor) and labels.ndim:
             return inputs, labels
     raise ModelError(
-        f"a batch must be a pair of tensors, inputs and labels, not a {type(batch).__name__}; give a "
-        "DataLoader with a collate_fn that makes one"
+        "a batch must be a pair of tensors, inputs and labels of several samples, and this is a "
+        f"{type(batch).__name__} of something else; give a DataLoader with a batch_size, and with a "
+        "collate_fn that makes such pairs"
     )
 
 

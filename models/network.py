@@ -311,18 +311,14 @@ class SlicedNetwork:
 
     def check_finite(self, model: str, values: Tensor) -> None:
         """Raise, naming peer, model and parameter, if one of the `values` of `model` is NaN or infinite."""
-        not_finite = torch.nonzero(~torch.isfinite(values))
-        if len(not_finite):
-            coordinate = int(self.slicing.coordinates(model)[int(not_finite[0, 0])])
-            subject = f"peer {self.peer!r}, model {model!r}"
-            self._raise_not_finite(subject, len(not_finite), coordinate)
+        if not_finite := torch.nonzero(~torch.isfinite(values)).flatten().tolist():
+            coordinate = int(self.slicing.coordinates(model)[not_finite[0]])
+            self._raise_not_finite(f", model {model!r}", len(not_finite), coordinate)
 
     def check_all_finite(self) -> None:
         """Raise, naming peer and parameter, if any value of the network is NaN or infinite, shared or not."""
-        not_finite = torch.nonzero(~torch.isfinite(self.flat))
-        if len(not_finite):
-            subject = f"peer {self.peer!r}"
-            self._raise_not_finite(subject, len(not_finite), int(not_finite[0, 0]))
+        if not_finite := torch.nonzero(~torch.isfinite(self.flat)).flatten().tolist():
+            self._raise_not_finite("", len(not_finite), not_finite[0])
 
     def save(self, path: str | Path, *, about: str = "") -> None:
         """Write the module's state to a safetensors file, whose metadata has slices and layer order as JSON.
@@ -349,7 +345,9 @@ class SlicedNetwork:
             with safe_open(path, framework="pt") as file:
                 state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
-            raise ModelError(f"{path} is no file of a saved network: {error}") from None
+            raise ModelError(
+                f"{path}: cannot be read as a network (safetensors): {error}"
+            ) from None
         shapes = {name: tuple(value.shape) for name, value in self.module.state_dict().items()}
         if unknown := sorted(set(state) - set(shapes)):
             raise ModelError(
@@ -431,10 +429,10 @@ class SlicedNetwork:
             )
         return tensors
 
-    def _raise_not_finite(self, subject: str, count: int, coordinate: int) -> NoReturn:
+    def _raise_not_finite(self, of_model: str, count: int, coordinate: int) -> NoReturn:
         """Raise ModelError for `count` values that are not finite, the first of them at `coordinate`."""
         raise ModelError(
-            f"{subject}: {count} values are not finite, the first in parameter "
+            f"peer {self.peer!r}{of_model}: {count} values are not finite, the first in parameter "
             f"{self.slicing.anatomy.parameter_at(coordinate)!r}; lower the learning rate or look at the "
             "peer's data"
         )

@@ -102,6 +102,11 @@ class Features:
         self.inputs = inputs
         self._module = network.module
         self._layer: nn.Module | None = None
+        if features == "input" and not inputs.is_floating_point():
+            raise ModelError(
+                f"FedNP's features: the inputs of peer {network.peer!r} are {inputs.dtype}, and f needs real "
+                "numbers; use features='last', or name a layer"
+            )
         if features != "input":
             name = next(iter(target)).rpartition(".")[0] if features == "last" else features
             layers = dict(network.module.named_modules())

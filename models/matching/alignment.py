@@ -604,6 +604,10 @@ def _check_indices(
     counts = slicing.layout(model).cells
     if indices is None:
         return tuple(np.arange(count) for count in counts)
+    if len(indices) != len(counts):
+        raise ModelError(
+            f"indices of {model!r} were given for {len(indices)} parts, but the network has {len(counts)}"
+        )
     arrays = []
     for part, count, bound, indices_of_part in zip(
         slicing.anatomy.parts, counts, layout.cells, indices, strict=True

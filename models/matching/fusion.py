@@ -130,6 +130,8 @@ def check_same_form(chains: Sequence[Chain], names: Sequence[str]) -> None:
     """
     if not chains:
         raise ModelError("fuse: no networks were given")
+    if len(names) != len(chains):
+        raise ModelError(f"fuse: {len(names)} names were given for {len(chains)} networks")
     first = chains[0]
     for name, chain in zip(names[1:], chains[1:], strict=True):
         if len(chain.layers) != len(first.layers):

@@ -300,13 +300,8 @@ class Assignment:
         cells: numbered through the whole network. A block is its code (see `codes`), the code of only its
         cells that are not in `cells`, and its coordinates.
         """
-        key = cells.tobytes()
-        if key not in self._blocks:
-            self._blocks[key] = self._find_blocks(cells)
-        return self._blocks[key]
-
-    def _find_blocks(self, cells: np.ndarray) -> list[tuple[int, int, Coordinates]]:
-        """Return what `blocks_of` returns."""
+        if (found := self._blocks.get(cells.tobytes())) is not None:
+            return found
         code_of_cell = 1 << self.scheme_of.astype(np.int64)
         is_chosen = np.zeros(len(code_of_cell), bool)
         is_chosen[cells] = True
@@ -331,10 +326,11 @@ class Assignment:
             for key, indices in _by_value(key_of_coordinate[with_chosen]):
                 coordinates.setdefault(key, []).append(span.start + with_chosen[indices])
         mask = (1 << MAX_GROUPINGS) - 1
-        return [
+        blocks = [
             (key & mask, key >> MAX_GROUPINGS & mask, slice_if_contiguous(np.r_[tuple(pieces)]))
             for key, pieces in coordinates.items()
         ]
+        return self._blocks.setdefault(cells.tobytes(), blocks)
 
     @cached_property
     def _blocks(self) -> dict[bytes, list[tuple[int, int, Coordinates]]]:

@@ -282,6 +282,14 @@ def test_a_batch_of_one_sample_under_batch_norm_is_one_line():
     assert SgdLearner(network, (x, y), (x, y), local_samples=3, batch=1).train().samples == 3
 
 
+def test_a_schedule_that_ends_before_the_rounds_do_is_one_line():
+    ann = learner(scheduler={"name": "OneCycleLR", "max_lr": 0.1, "total_steps": 2})
+    ann.train()
+    ann.train()
+    with pytest.raises(ModelError, match="give it as many steps as there are rounds"):
+        ann.train()
+
+
 def test_a_state_can_be_restored_twice():
     ann = learner(optimizer="AdamW")
     ann.train()

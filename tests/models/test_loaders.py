@@ -166,6 +166,7 @@ class Odd(Dataset[Any]):
     [
         (Odd(), "has no samples"),
         (Odd(X[0], X[1]), "a batch must be a pair of tensors"),
+        (DataLoader(TensorDataset(X, Y), batch_size=None), "a DataLoader with a batch_size"),
         (Odd((X[0], 0), (X[0, :2], 1)), "cannot be put into one batch: .*; let it return tensors"),
         (Odd((X[0], 7), (X[1], 7)), "labels run from 7 to 7"),
         ([(X[0], 0)] * 3, None),

@@ -90,7 +90,7 @@ def test_save_and_load(tmp_path):
     with pytest.raises(ModelError, match=r"a different network: this one has no tensor '2.bias'"):
         ann.load(path)
     path.write_bytes(b"no network")
-    with pytest.raises(ModelError, match=r"ann.safetensors is no file of a saved network"):
+    with pytest.raises(ModelError, match=r"ann.safetensors: cannot be read as a network"):
         ann.load(path)
 
 

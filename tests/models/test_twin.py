@@ -63,6 +63,7 @@ LEARNERS: dict[str, Callable[[], Learner]] = {
     "adam": lambda: sgd(optimizer=lambda p: Adam(p, 0.01)),
     "proximal": lambda: sgd(proximal=0.1),
     "batch norm": lambda: sgd(module=normed()),
+    "scheduled": lambda: sgd(optimizer="AdamW", scheduler={"name": "StepLR", "step_size": 2}),
     "associative": associator,
 }
 

@@ -309,6 +309,9 @@ def test_bad_input_is_named():
         FedNPLearner(sgd(0), FedNPOptions(features="backbone"))
     with pytest.raises(ModelError, match=r"global, local-p0.*features='input'"):
         FedNPLearner(sgd(0, slices={"global": "4-3-3"}), FedNPOptions(features="last"))
+    tokens = torch.zeros(12, 4, dtype=torch.int64)
+    with pytest.raises(ModelError, match=r"inputs of peer 'p0' are torch.int64.*features='last'"):
+        FedNPLearner(sgd(0), OPTIONS, inputs=tokens)
     with pytest.raises(ModelError, match="only once"):
         FedNPLearner(FedNPLearner(sgd(0), OPTIONS), OPTIONS)
     with pytest.raises(ModelError, match="at least one"):

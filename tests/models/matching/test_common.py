@@ -182,6 +182,7 @@ def test_a_resized_anatomy_keeps_names_and_order() -> None:
             "part '0': give 5 different numbers from 0 to 8",
         ),
         ({"all": "4-9-3"}, {"all": (range(4), range(5, 10), range(3))}, "from 0 to 8"),
+        ({"all": "4-9-3"}, {"all": (range(4),)}, "given for 1 parts, but the network has 3"),
     ],
 )
 def test_bad_widths_are_refused(widths: dict[str, str], indices: object, message: str) -> None:

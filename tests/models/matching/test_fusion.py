@@ -266,6 +266,11 @@ def test_parts_that_do_not_correspond_are_named(layouts: tuple[str, str], messag
         fuse(chains)
 
 
+def test_each_network_needs_a_name() -> None:
+    with pytest.raises(ModelError, match="1 names were given for 2 networks"):
+        fuse([network("4=5=3", seed)[1] for seed in (0, 1)], names=["anna"])
+
+
 def test_other_kinds_of_cells_are_named() -> None:
     chains = [network("4=5=3", 0)[1], network("4=5=3", 0, "prelu")[1]]
     with pytest.raises(ModelError, match=r"network 1 holds 0.weight, 0.bias, 1.weight"):
