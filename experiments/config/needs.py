@@ -202,18 +202,6 @@ NEEDS: tuple[Need, ...] = (
             or case.config.gossip.robust in ("clipped", "trimmed")
         ),
     ),
-    *(
-        Need(
-            key,
-            'it needs gossip.mode = "rounds": with gossip.robust, a server combines the values of all peers',
-            lambda case: (
-                case.run != "lockstep"
-                or case.config.gossip.robust == "none"
-                or case.config.gossip.mode != "server"
-            ),
-        )
-        for key in ("topology", "bridge")
-    ),
     Need("gossip.rule", "it needs a topology", lambda case: case.on_graph),
     Need(
         "gossip.fraction",

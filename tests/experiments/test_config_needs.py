@@ -77,8 +77,6 @@ ROWS: list[Row] = [
     ("gossip.tolerance", 0.1, RING | ROUNDS | {"gossip.exchanges": 2}, RING | ROUNDS, None),
     ("gossip.hostile", 1, NOTHING, {"gossip.mode": "steady"}, None),
     ("gossip.hostile", 1, MEDIAN, ROUNDS | {"gossip.robust": "trimmed"}, None),
-    ("topology", "ring", MEDIAN | SERVER, MEDIAN, None),
-    ("bridge", True, MEDIAN | SERVER, MEDIAN, None),
     ("models", [{"name": "a", "share": 1.0, "matching": "align"}], NOTHING, APART, None),
     ("gossip.exchanges", 3, NOTHING, {"gossip.mode": "steady"}, None),
     ("gossip.rule", "metropolis", NOTHING, RING, None),
