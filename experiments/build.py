@@ -129,8 +129,9 @@ class Swarm:
         check_matching(config, source)
         if config.fednp is not None:
             refuse_conflicts("fednp", config, source)
+        folder = Path(source).parent
         with self._error_context("callbacks"):
-            find_callbacks(config.callbacks, Path(source).parent)
+            find_callbacks(config.callbacks, folder)
         self._sparse = config.data.set == "sparse"
         if self._sparse != ("<>" in config.network.layout):
             raise self._error(
@@ -142,38 +143,32 @@ class Swarm:
         self._streams: PeerDatasets | None = None
         if self._sparse:
             refuse_conflicts("sparse", config, source)
-        else:
-            with self._error_context("data.set"):
-                name = config.data.set
-                loaded = load_data(name, seed=config.seed, folder=Path(source).parent)
-                self._streams = loaded if isinstance(loaded, PeerDatasets) else None
-                self.dataset = loaded.example() if isinstance(loaded, PeerDatasets) else loaded
-            if self._streams is not None:
-                refuse_conflicts("streams", config, source)
-            if network_name := config.network.name_or_entry:
-                with self._error_context(self._network_key()):
-                    folder = Path(source).parent
-                    cells = [model.cells for model in config.models]
-                    options = config.network.options
-                    self._named_network = NamedNetwork(
-                        network_name, self.dataset, options, folder, cells
-                    )
-                if (
-                    config.network.buffers != "average"
-                    and not self._named_network.anatomy.statistics
-                ):
-                    raise self._error(
-                        "network.buffers", f"{network_name} has no batch norm; leave it out"
-                    )
-            with self._error_context("training.metrics"):
-                folder = Path(source).parent
-                self._metrics = find_metrics(
-                    [find_function(n, folder) if ":" in n else n for n in config.training.metrics]
+            return
+        with self._error_context("data.set"):
+            loaded = load_data(config.data.set, seed=config.seed, folder=folder)
+            self._streams = loaded if isinstance(loaded, PeerDatasets) else None
+            self.dataset = loaded.example() if isinstance(loaded, PeerDatasets) else loaded
+        if self._streams is not None:
+            refuse_conflicts("streams", config, source)
+        if network_name := config.network.name_or_entry:
+            with self._error_context(self._network_key()):
+                cells = [model.cells for model in config.models]
+                options = config.network.options
+                self._named_network = NamedNetwork(
+                    network_name, self.dataset, options, folder, cells
                 )
-            with self._error_context("data"):
-                if self._streams is None:
-                    self._train, self._test = split_data(config, self.dataset, self._peers)
-            self._test_tensors: dict[tuple[int, Task], tuple[torch.Tensor, torch.Tensor]] = {}
+            if config.network.buffers != "average" and not self._named_network.anatomy.statistics:
+                raise self._error(
+                    "network.buffers", f"{network_name} has no batch norm; leave it out"
+                )
+        with self._error_context("training.metrics"):
+            self._metrics = find_metrics(
+                [find_function(n, folder) if ":" in n else n for n in config.training.metrics]
+            )
+        with self._error_context("data"):
+            if self._streams is None:
+                self._train, self._test = split_data(config, self.dataset, self._peers)
+        self._test_tensors: dict[tuple[int, Task], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def members(self) -> list[Member]:
         """Return all peers (or those of `only`), each with its values before any averaging."""

@@ -264,11 +264,10 @@ def minimum_memory(config: Config) -> MemoryNeeds:
 def robust_mixing(config: Config, peers_of_model: Mapping[str, list[int]], source: str) -> Robust:
     """Return how peers combine values with gossip.robust: on the config's graph, or through a server."""
     check_robust(config, source)
-    gossip = config.gossip
+    gossip, remedy = config.gossip, "with gossip.robust; name one graph"
+    graph = fixed_graph(config, peers_of_model, source, remedy)  # refuses a topology with a server
     if gossip.mode == "server":
         return Robust(gossip.robust, hostile=gossip.hostile)
-    remedy = "with gossip.robust; name one graph"
-    graph = fixed_graph(config, peers_of_model, source, remedy)
     return Robust(gossip.robust, graph, gossip.exchanges or 1, gossip.hostile)
 
 

@@ -68,6 +68,9 @@ _TIME_TOLERANCE = 1e-9
 """The relative error that the time of an event may have. An event at the very end of a run is still processed
 if its time was rounded up."""
 
+_MOST_CHURN_STEPS = 10**7
+"""The most steps for which churn is drawn, which takes minutes for few peers."""
+
 _WINDOW_INTERVALS = 4
 """Push intervals whose events are computed at once on arrays. With more of them each array operation has more
 to do, which is faster, and more transfers are kept in memory."""
@@ -651,6 +654,11 @@ def _churn_events(
     if churn.trace is not None:
         return tuple(read_events(Path(source).parent / churn.trace))
     steps = math.ceil(seconds / churn.step) + 1
+    if steps > _MOST_CHURN_STEPS:
+        raise ConfigError(
+            f"{source}: key 'time.churn.step': {churn.step:g} s make {steps:.1e} steps of churn in a run of "
+            f"{seconds:g} virtual seconds, more than {_MOST_CHURN_STEPS:.0e}; raise it"
+        )
     keys = ("leave", "arrive", "link_down", "link_up")
     probabilities = {key: getattr(churn, key) for key in keys}
     return tuple(draw_events(graph, steps, **probabilities, seed=config.seed))

@@ -135,7 +135,7 @@ NEEDS: tuple[Need, ...] = (
         lambda case: case.table.kind in ("cycle", "symmetric"),
     ),
     *_needs(
-        "network: activation output",
+        "network: activation output sizes",
         "it is for a perceptron, given by its layout",
         lambda case: not case.config.network.name_or_entry and not case.sparse,
     ),
@@ -150,9 +150,12 @@ NEEDS: tuple[Need, ...] = (
         lambda case: case.config.network.trained is None,
     ),
     *_needs(
-        "training: batch epochs reduction optimizer weight_decay loss",
+        "training: batch epochs reduction optimizer scheduler momentum weight_decay loss",
         "the associative network has no gradients",
         lambda case: not case.sparse,
+    ),
+    Need(
+        "training.metrics", "the associative network has no classes", lambda case: not case.sparse
     ),
     Need(
         "models.*.matching",
@@ -201,18 +204,6 @@ NEEDS: tuple[Need, ...] = (
             case.config.gossip.mode == "steady"
             or case.config.gossip.robust in ("clipped", "trimmed")
         ),
-    ),
-    *(
-        Need(
-            key,
-            'it needs gossip.mode = "rounds": with gossip.robust, a server combines the values of all peers',
-            lambda case: (
-                case.run != "lockstep"
-                or case.config.gossip.robust == "none"
-                or case.config.gossip.mode != "server"
-            ),
-        )
-        for key in ("topology", "bridge")
     ),
     Need("gossip.rule", "it needs a topology", lambda case: case.on_graph),
     Need(

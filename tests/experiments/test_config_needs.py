@@ -38,6 +38,7 @@ TIME = {"time.loss": 0.1}
 TRACE = {"time.churn.trace": "trace.csv"}
 TRAINED = {"network.trained": "nets/{peer}.safetensors"}
 DIRICHLET, SHARDS = {"data.partition": "dirichlet"}, {"data.partition": "shards"}
+MOMENTUM = {"training.optimizer": "momentum"}
 NOTHING: dict[str, Any] = {}
 
 # key, a value, what else there is where it does nothing, and where it does something; the run if not lockstep
@@ -65,6 +66,10 @@ ROWS: list[Row] = [
     ("training.optimizer", "adam", SPARSE, NOTHING, None),
     ("training.weight_decay", 0.1, SPARSE, NOTHING, None),
     ("training.loss", "squared", SPARSE, NOTHING, None),
+    ("training.scheduler", "ExponentialLR", SPARSE, NOTHING, None),
+    ("training.momentum", 0.5, SPARSE | MOMENTUM, MOMENTUM, None),
+    ("training.metrics", ["f1"], SPARSE, NOTHING, None),
+    ("network.sizes", [{"layout": "64=9=10", "peers": [0]}], SPARSE, NOTHING, None),
     ("dry_run", True, NOTHING, {"sharing": "auto"}, None),
     ("cross", True, {"sharing": "auto"}, NOTHING, None),
     ("gossip.mode", "rounds", NOTHING, RING, None),
@@ -77,8 +82,6 @@ ROWS: list[Row] = [
     ("gossip.tolerance", 0.1, RING | ROUNDS | {"gossip.exchanges": 2}, RING | ROUNDS, None),
     ("gossip.hostile", 1, NOTHING, {"gossip.mode": "steady"}, None),
     ("gossip.hostile", 1, MEDIAN, ROUNDS | {"gossip.robust": "trimmed"}, None),
-    ("topology", "ring", MEDIAN | SERVER, MEDIAN, None),
-    ("bridge", True, MEDIAN | SERVER, MEDIAN, None),
     ("models", [{"name": "a", "share": 1.0, "matching": "align"}], NOTHING, APART, None),
     ("gossip.exchanges", 3, NOTHING, {"gossip.mode": "steady"}, None),
     ("gossip.rule", "metropolis", NOTHING, RING, None),

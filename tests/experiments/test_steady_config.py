@@ -217,6 +217,12 @@ def test_peers_learn_with_a_robust_mean(mode, robust):
             {"topology": "random-matchings"},
             "'topology': a graph that changes in steps is not supported with gossip.robust",
         ),
+        ({"mode": "server"}, {}, "'topology': in server mode peers exchange only with servers"),
+        (
+            {"mode": "server"},
+            {"topology": None, "bridge": True},
+            "'bridge': there is no 'topology'",
+        ),
         ({"mode": "rounds"}, {"weights": "samples"}, "'weights': .* without weight"),
     ],
 )

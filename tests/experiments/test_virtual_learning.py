@@ -359,6 +359,7 @@ def test_mistakes_in_the_table_are_named(time: dict[str, Any], message: str) -> 
     [
         ({"gossip": {"mode": "rounds"}}, "virtual time is for the modes 'async' and 'steady'"),
         ({"time": TIME | {"churn": {"trace": "none.csv"}}}, "key 'time.churn': "),
+        ({"time": TIME | {"churn": {"step": 1e-9}}}, "key 'time.churn.step': 1e-09 s make"),
         (
             {"time": TIME | {"partitions": [{"start": 1, "end": 2, "peers": [77]}]}},
             "names peer 77, but peers are 0 to 5",
