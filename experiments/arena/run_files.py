@@ -185,7 +185,9 @@ def summarise(out: Path, title: str) -> list[Path]:
     band(axes, tests.curve() if in_virtual_time else accuracies_by_round)
     x_label = "virtual time in seconds" if in_virtual_time else "round"
     after = (
-        f"{tests.last_time:g} virtual seconds" if in_virtual_time else f"{tests.last_time:g} rounds"
+        f"{tests.last_time:.4g} virtual seconds"
+        if in_virtual_time
+        else f"{tests.last_time:g} rounds"
     )
     heading = f"{title}: accuracy {mean.accuracy:.3f} after {after}" if mean.peers else title
     axes.set(xlabel=x_label, ylabel="accuracy")

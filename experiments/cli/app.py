@@ -25,7 +25,7 @@ from gossamer.errors import GossamerError, hint
 from ...peer import INTERRUPTED
 from ..errors import ConfigError, Stopped
 from ..papers import PAPERS, STUDIES, StudyEntry
-from ..results import CHECKPOINT_FILE, Results, write_csv
+from ..results import CHECKPOINT_FILE, Results, make_folder, require_folder, write_bytes, write_csv
 from . import console
 from .broker import broker_app
 from .console import (
@@ -372,7 +372,6 @@ def _decide_claims(options: StudyOptions, output: Output) -> None:
         )
     load_torch()
     from ..papers import claims
-    from ..results import make_folder, require_folder, write_bytes
 
     results = Path("results/paper")
     out = require_folder(output.out or results)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..results import find_run, write_csv
+from ..results import SHARING_FILE, find_run, write_csv
 from . import console
 from .console import Output, command, load_torch
 
@@ -60,8 +60,6 @@ def assignment_command(results: Path, *, output: Output) -> None:
 
 def read_sharing(folder: Path) -> dict[str, Any]:
     """Read what was decided in a run; raises ConfigError if the run had nothing to decide."""
-    from ..results import SHARING_FILE
-
     try:
         return json.loads((folder / SHARING_FILE).read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -108,6 +108,8 @@ def _network_by_name(
     """Return the network that the command's arguments describe."""
     given = _pairs(give or ["global=0.8"], "--give")
     slices = {model: _spec(text, f"--give {model}") for model, text in given}
+    if len(slices) < len(given):
+        raise ConfigError("--give: names a model twice; give each model once")
     dependencies: dict[str, list[str]] = {model: [] for model in slices}
     for model, other in _pairs(depends or (), "--depends"):
         dependencies.setdefault(model, []).append(other)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...peer import label
-from ..config.tables import flat_keys
+from ..config.tables import Config, Experiment, flat_keys, parse_table
 from ..errors import ConfigError
 from ..results import (
     EVENTS_FILE,
@@ -32,7 +32,6 @@ from .history import Event, History, Kind, Observation, group_peers, natural_key
 
 if TYPE_CHECKING:
     from ..config.needs import Need
-    from ..config.tables import Experiment
 
 Timed = TypeVar("Timed", Observation, Event)
 SAMPLES = 200
@@ -90,8 +89,6 @@ class Folder:
 
         All of them if the folder has no config that this version can read.
         """
-        from ..config.tables import Config, parse_table
-
         model: type[Experiment] = Config
         if "methods" in self.config:
             from ..federated.comparison import Comparison  # takes half a second
@@ -112,7 +109,6 @@ class Folder:
     def _unused(self, config: Experiment) -> Iterator[tuple[str, Need]]:
         """Yield the keys of the config that have no effect in the run, or in any run of a sweep."""
         from ..config.needs import unused, unused_in_sweep
-        from ..config.tables import Config
 
         if not isinstance(config, Config):
             return unused(config, "compare")
@@ -154,11 +150,7 @@ class RunFolder(Folder):
     @property
     def problems(self) -> list[str]:
         """What a reader must know, as in `Folder`; for a run on several hosts, the lines of all folders."""
-        lines = (
-            super().problems
-            if not self.parts
-            else [line for part in self.parts for line in super(RunFolder, part).problems]
-        )
+        lines = [p for part in self.parts or [self] for p in super(RunFolder, part).problems]
         elsewhere = [name for name in self.facts if name not in self.peers]
         if elsewhere and self.is_part:
             names = ", ".join(elsewhere[:3]) + f" and {len(elsewhere) - 3} more" * (

@@ -172,7 +172,7 @@ class PeerMap:
             self._placed = names, links
             known = links if known_links is not None else frozenset()
             self._positions = self._find_places(names, known)
-            self.below = find_names_below(self._positions)
+            self.below = find_names_below(self._positions, links)
         self._draw_links(history, links)
         return self._positions
 
@@ -229,8 +229,11 @@ def place_by_hops(names: Names, links: Links) -> Positions:
     return {name: (points[i][0], points[i][1]) for name, i in numbers.items()}
 
 
-def find_names_below(places: Positions) -> Names:
-    """Return the peers whose names overlap fewer peers and names if they are written below, not above."""
+def find_names_below(places: Positions, links: Links = frozenset()) -> Names:
+    """Return the peers whose names overlap fewer peers and names if they are written below, not above.
+
+    Where both sides are equal, the one through which fewer of the peer's own links go.
+    """
     if not places:
         return frozenset()
     names = sorted(places, key=natural_key)
@@ -241,15 +244,23 @@ def find_names_below(places: Positions) -> Names:
     radius = peer_size(len(names)) / 2 * NARROW_PIXELS[0] / FULL_WIDTH
     # Boxes of peers, and of names that have their place: left, low, right, high.
     taken = np.hstack([pixels - radius, pixels + radius])
+    pixel_of = dict(zip(names, pixels, strict=True))
+    neighbours: dict[str, list[str]] = {}
+    for a, b in (*links, *(link[::-1] for link in links)):
+        neighbours.setdefault(a, []).append(b)
     below = set()
-    for name, (x, y) in zip(names, pixels, strict=True):
+    for name, (x, y) in pixel_of.items():
         half, edge = LETTER_PIXELS * len(name) / 2, radius + 2
+        ways = np.array([pixel_of[other] for other in neighbours.get(name, ())]).reshape(-1, 2)
+        ways -= (x, y)
         boxes, overlaps = [], []
-        for bottom in (y + edge, y - edge - LINE_PIXELS):
+        for side, bottom in ((1, y + edge), (-1, y - edge - LINE_PIXELS)):
             box = np.array([x - half, bottom, x + half, bottom + LINE_PIXELS])
             apart = (taken[:, :2] >= box[2:]).any(1) | (taken[:, 2:] <= box[:2]).any(1)
             boxes.append(box)
-            overlaps.append(int((~apart).sum()))
+            height = edge + LINE_PIXELS / 2
+            crossing = abs(ways[:, 0]) * height < half * side * ways[:, 1]
+            overlaps.append((int((~apart).sum()), int(crossing.sum())))
         is_below = overlaps[1] < overlaps[0]
         if is_below:
             below.add(name)

@@ -18,13 +18,12 @@ from gossamer.errors import GossamerError
 from ...topology import BUILDERS, SCHEDULES, TopologyError, log_errors, parse
 from ..cli import console
 from ..config.examples import example_path
-from ..config.tables import parse_config, read_table
+from ..config.tables import Config, parse_config, read_table
 from ..graphs.swarm import SwarmGraph, load_graph
 from ..results import Results
 
 if TYPE_CHECKING:
     from ...models import Callback, Progress
-    from ..config.tables import Config
 
 _log = logging.getLogger(__name__)
 

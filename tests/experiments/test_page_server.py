@@ -352,6 +352,10 @@ def test_names_that_would_overlap_are_written_on_different_sides() -> None:
     crossing = {"low": (0.0, 0.0), "high": (0.0, 0.15), "left": (-1.0, 1.0), "right": (1.0, 0.0)}
     assert find_names_below(crossing) == {"low"}  # else the other peer would hide it
     assert find_names_below({}) == frozenset()
+    square = {"a": (0.0, 0.0), "b": (1.0, 0.0), "c": (1.0, 1.0), "d": (0.0, 1.0)}
+    assert find_names_below(square) == frozenset()
+    around = frozenset({("a", "b"), ("b", "c"), ("c", "d"), ("a", "d")})
+    assert find_names_below(square, around) == {"a", "b"}  # whose links go up
 
 
 def test_what_has_nothing_to_show_yet_is_hidden() -> None:

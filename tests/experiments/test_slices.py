@@ -192,6 +192,7 @@ def test_a_config_by_its_file(slices: Run, tmp_path: Path) -> None:
         (["vit", "--option", "patch=[1"], "'[1' is not a value of TOML"),
         (["64=8=10", "--give", "global"], "--give 'global': write NAME=VALUE"),
         (["64=8=10", "--give", "global=most"], "'most' is not a share"),
+        (["64=8=10", "--give", "a=0.5", "--give", "a=0.2"], "--give: names a model twice"),
         (["64=8=10", "--give", "a=0.6", "--give", "b=0.6"], "add up to 1.2 with model 'b'"),
         (["64=1=10", "--give", "a=0.5", "--give", "b=0.5"], "part '0' has 1 cells, too few for the 2 models"),
         (["64=8=10", "--give", "a=1.5"], "a share is between 0 and 1, not 1.5"),
