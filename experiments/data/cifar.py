@@ -117,10 +117,10 @@ class _BatchReader(pickle.Unpickler):
     """Unpickles dicts, lists, bytes, str, numbers and arrays of bytes, and nothing else."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        """Return the replacement for one of the three names with which numpy pickles an array."""
-        match (module_name.replace("numpy._core", "numpy.core"), global_name):  # numpy 2, numpy 1
-            case ("numpy.core.multiarray", "_reconstruct") | ("numpy", "ndarray"):
-                return _StoredArray
+        """Return the replacement for what makes an array in numpy's pickles; refuse all other names."""
+        match (module_name, global_name):
+            case ("numpy.core.multiarray" | "numpy._core.multiarray", _) | ("numpy", "ndarray"):
+                return _StoredArray  # for any function of these modules: none is called
             case ("numpy", "dtype"):
                 return _StoredType
         raise DataError(

@@ -224,9 +224,13 @@ def write_secret(path: Path, text: str) -> None:
         ) from None
     except OSError as error:
         raise TrustError("file", f"{path}: cannot be written: {error.strerror}") from None
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), 0o600)  # whatever the umask is
-        file.write(text)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o600)  # whatever the umask is
+            file.write(text)
+    except OSError as error:
+        path.unlink(missing_ok=True)  # part of a key would be refused as there already
+        raise TrustError("file", f"{path}: cannot be written: {error.strerror}") from None
 
 
 def read_secret(path: Path) -> str:

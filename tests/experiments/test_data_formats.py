@@ -342,9 +342,8 @@ def test_cifar10_python_batches(root: Path) -> None:
     assert data.train.y.tolist() == [9, 4] * 5
     assert (data.test.x == data.train.x[:2]).all()
     (folder / "data_batch_1").unlink()
-    (
-        root / "cifar" / "cifar10_train_0.webp"
-    ).touch()  # 20000 images, where the user means to have 50000
+    for name in ("cifar10_train_0.webp", "cifar10_train_1.webp", "cifar10_test.webp"):
+        (root / "cifar" / name).touch()
     with pytest.raises(DataError, match=r"data_batch_1 was not found.*other batches were found"):
         load("cifar10", root)
 
@@ -376,10 +375,6 @@ def test_a_forged_batch_is_refused_and_does_nothing(tmp_path: Path) -> None:
         (pickle.dumps([1, 2]), "not a CIFAR-10 python batch"),
         (python2_batch(np.zeros((2, 3072), np.uint8), [1]), r"2 images but labels of shape \(1,\)"),
         (pickle.dumps({b"data": np.zeros(3)}, protocol=4), "arrays of 'f8' are not allowed"),
-        (
-            pickle.dumps({b"data": np.uint8(3)}, protocol=4),
-            r"asks for numpy\.\w+\.multiarray\.scalar",
-        ),
     ],
 )
 def test_broken_batches(tmp_path: Path, content: bytes, message: str) -> None:

@@ -113,12 +113,7 @@ def check(folder: Path, watched: Watched, proxy: FaultyProxy, outcome, peers, ki
     # Nobody was stuck, or went by a time limit: they agreed, said goodbye and were gone.
     for name in survivors:
         assert f"peer {name} left swarm small: its training is over\n" in logs[name]
-    for limit in (
-        "stopped settling",
-        "stops waiting for",
-        "did not accept its goodbye",
-        "is killed",
-    ):
+    for limit in ("stopped settling", "stops waiting", "did not accept its goodbye", "is killed"):
         assert limit not in log
     assert sum(
         "was killed by signal 9; it is restarted" in event for event in watched.events
