@@ -6,6 +6,7 @@ import math
 import time
 
 import pytest
+from disk_kit import largest_file
 from security_kit import (
     OWNER,
     SWARM,
@@ -71,6 +72,17 @@ def test_a_key_is_never_overwritten(tmp_path):
     with pytest.raises(TrustError, match="exists already"):
         Identity.generate("anna").save(path)
     assert path.read_text() == before
+
+
+def test_no_part_of_a_key_stays_on_a_full_disk(tmp_path):
+    path = tmp_path / "anna.key"
+    with (
+        largest_file(8),
+        pytest.raises(TrustError, match=r"anna\.key: cannot be written: File too"),
+    ):
+        Identity.generate("anna").save(path)
+    Identity.generate("anna").save(path)
+    assert Identity.load(path).label == "anna"
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "gossamer-ed25519-private:anna:zz", "\x00\x01"])
