@@ -1,7 +1,7 @@
-"""Benchmark of a small device: what `gossamer join` costs to start, in memory and while it waits.
+"""Benchmark of a small device: CPU time of `gossamer join` until its first round is over, memory, idle load.
 
-The device is that of the guide (docs/how-to/device.md). After its first round it waits, as a device does that
-trains now and then. Bare imports of the packages that it needs are measured in the same run.
+The device is that of the guide (docs/how-to/device.md). After its first round it waits, like a device that
+trains only now and then. Bare imports of the packages that it needs are measured in the same run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from . import Row, within_limit
 
 MAX_START_SECONDS = 3.5
-"""The most processor seconds that a device may need to start."""
+"""The most CPU seconds that a device may need from its start to the end of its first round."""
 MAX_MEGABYTES = 290.0
 """The most resident memory of a device."""
 MAX_PEER_MEGABYTES = 60.0
@@ -28,7 +28,7 @@ IDLE_SECONDS = 20.0
 MANY_PEERS = 5
 """Peers in the larger of the two processes whose memory is compared; the other one has one peer."""
 TIMEOUT = 120.0
-"""Seconds after which a process that is not ready counts as failed."""
+"""Seconds after which a process that is not ready to be measured counts as failed."""
 PAUSE = 600.0
 """Seconds that the device waits before its second training: longer than it is measured."""
 BARE = "import numpy, torch, aiomqtt, msgpack, pydantic, safetensors.torch, typer, rich.console\n" \
@@ -39,14 +39,14 @@ ENTRY = "gossamer.experiments.bench.device:make_learner"
 
 
 def device() -> list[Row]:
-    """Measure the processor seconds, memory and idle load of a device, and memory of further peers."""
+    """Measure CPU seconds, memory and idle load of a device, and the memory of further peers."""
     if not Path("/proc/self/stat").exists():
         return [Row("device", "s", note="needs Linux: /proc is missing")]
     from ...peer import Broker, BrokerSettings
 
-    name = "device that joined"
+    name, start = "device that joined", "start and first round"
     with tempfile.TemporaryDirectory() as folder, Broker(BrokerSettings()) as broker:
-        joined = _Process(
+        joined = MeasuredProcess(
             _join_command(Path(folder), broker.url), lambda: _has_records(Path(folder), 1)
         )
         idle = joined.load(IDLE_SECONDS)
@@ -54,13 +54,13 @@ def device() -> list[Row]:
         one_peer, many_peers = (
             _megabytes_of_peers(Path(folder), broker.url, count) for count in (1, MANY_PEERS)
         )
-    bare = _Process([sys.executable, "-c", BARE], None)
+    bare = MeasuredProcess([sys.executable, "-c", BARE], None)
     bare.kill()
     further = (many_peers - one_peer) / (MANY_PEERS - 1)
     imports = "baseline: bare imports of the packages that it needs"
     return [
-        within_limit(f"{name}, start", "s of processor", joined.seconds, MAX_START_SECONDS),
-        Row(f"{name}, start", "s of processor", joined.seconds, bare.seconds, note=imports),
+        within_limit(f"{name}, {start}", "CPU s", joined.seconds, MAX_START_SECONDS),
+        Row(f"{name}, {start}", "CPU s", joined.seconds, bare.seconds, note=imports),
         within_limit(f"{name}, memory", "MB", joined.megabytes, MAX_MEGABYTES),
         Row(f"{name}, memory", "MB", joined.megabytes, bare.megabytes, note=imports),
         within_limit("each further peer in one process", "MB", further, MAX_PEER_MEGABYTES),
@@ -75,8 +75,8 @@ def make_learner(name: str = "anna"):
     from ...models import Metrics, SgdLearner, SlicedNetwork
     from ..data import load
 
-    class Patient(SgdLearner):
-        """Trains once, and then waits."""
+    class TrainsOnce(SgdLearner):
+        """Trains once; its second training waits first, for longer than the benchmark runs."""
 
         trained = False
 
@@ -91,7 +91,7 @@ def make_learner(name: str = "anna"):
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     network = SlicedNetwork(net, {"all": 1.0}, example=data.train.x[:2], peer=name, seed=0)
     train = data.train.x[:100], data.train.y[:100]
-    return Patient(network, train, (data.test.x, data.test.y), local_samples=100, rate=0.2)
+    return TrainsOnce(network, train, (data.test.x, data.test.y), local_samples=100, rate=0.2)
 
 
 def _join_command(folder: Path, url: str) -> list[str]:
@@ -118,7 +118,7 @@ def _megabytes_of_peers(folder: Path, url: str, count: int) -> float:
     spec = out / "process.json"
     ProcessSpec(BrokerAddress(url), str(out), peers).write(spec)
     command = [sys.executable, "-m", "gossamer.peer", str(spec)]
-    process = _Process(command, lambda: _has_records(out, count))
+    process = MeasuredProcess(command, lambda: _has_records(out, count))
     process.kill()
     return process.megabytes
 
@@ -128,46 +128,58 @@ def _has_records(folder: Path, peers: int) -> bool:
     return sum(file.stat().st_size > 0 for file in folder.rglob("*.jsonl")) >= peers
 
 
-class _Process:
-    """A process that was started and is ready: its processor seconds and its resident megabytes.
+class MeasuredProcess:
+    """A process that was started and is ready: the CPU seconds until then, and its resident megabytes.
+
+    Raises RuntimeError, with the end of what the process wrote to stderr, if it ends before it is killed.
 
     is_ready: if it is None, the process is ready when it waits for input.
     """
 
     def __init__(self, command: Sequence[str], is_ready: Callable[[], bool] | None) -> None:
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self._name = " ".join(command[:4])
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115, closed by `kill`
         self._process = subprocess.Popen(
             command, env=os.environ | one_thread, stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=self._errors,
         )  # fmt: skip
-        deadline = time.monotonic() + TIMEOUT
-        before = -1.0
-        while True:
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                raise RuntimeError(
-                    f"{' '.join(command[:4])} ended, or was not ready after {TIMEOUT:g} s"
-                )
-            now = self._processor_seconds()
-            is_idle = now == before > 0  # no processor time for half a second: it waits for input
-            if is_idle if is_ready is None else is_ready():
-                break
-            before = now
-            time.sleep(0.5 if is_ready is None else 0.02)
-        self.seconds, self.megabytes = self._processor_seconds(), self._resident()
+        try:
+            self._wait(is_ready)
+            self.megabytes, self.seconds = self._resident(), self._cpu_seconds()
+        except BaseException:
+            self.kill()
+            raise
 
     def load(self, seconds: float) -> float:
         """Return the share of a core that the process uses, measured over some seconds."""
-        before = self._processor_seconds()
+        before = self._cpu_seconds()
         time.sleep(seconds)
-        return (self._processor_seconds() - before) / seconds
+        return (self._cpu_seconds() - before) / seconds
 
     def kill(self) -> None:
         """End it."""
         self._process.kill()
         self._process.communicate()
+        self._errors.close()
 
-    def _processor_seconds(self) -> float:
+    def _wait(self, is_ready: Callable[[], bool] | None) -> None:
+        """Wait until the process is ready; raise RuntimeError after TIMEOUT seconds."""
+        deadline = time.monotonic() + TIMEOUT
+        before = -1.0
+        while time.monotonic() < deadline:
+            now = self._cpu_seconds()
+            is_idle = now == before > 0  # no CPU time for half a second: it waits for input
+            if is_idle if is_ready is None else is_ready():
+                return
+            before = now
+            time.sleep(0.5 if is_ready is None else 0.02)
+        raise RuntimeError(f"{self._name}: not ready after {TIMEOUT:g} s{self._last_errors()}")
+
+    def _cpu_seconds(self) -> float:
+        """Return the CPU time so far; raise RuntimeError if the process has ended."""
+        if (status := self._process.poll()) is not None:
+            raise RuntimeError(f"{self._name}: ended with exit code {status}{self._last_errors()}")
         text = Path(f"/proc/{self._process.pid}/stat").read_text()
         user, system = text.rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
@@ -175,3 +187,9 @@ class _Process:
     def _resident(self) -> float:
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def _last_errors(self) -> str:
+        """Return the last lines that the process wrote to stderr, to end an error message with."""
+        # Not with `seek` and `read`: the process writes at the same file offset.
+        text = os.pread(self._errors.fileno(), 1 << 20, 0).decode(errors="replace")
+        return "".join(f"\n{line}" for line in text.splitlines()[-5:])

@@ -241,6 +241,8 @@ def advise_command(
         tolerance: The disagreement at which averaging is complete, relative to that at the start.
         seed: The seed of random graphs, starting values and failures.
     """
+    if peers is None and graph is None and hostile is None:
+        raise typer.BadParameter("give the number of peers", param_hint="--peers")
     from ...topology import TopologyError, advise
     from ..graphs import compare as comparing
 
@@ -257,10 +259,8 @@ def advise_command(
             )
         _advise_links(graph, hostile, peers, seed)
         return
-    if graph is not None or hostile is not None:
+    if peers is None or graph is not None or hostile is not None:
         raise TopologyError("--graph and --hostile belong together: give both")
-    if peers is None:
-        raise typer.BadParameter("give the number of peers", param_hint="--peers")
     members = None if groups is None else comparing.groups_from(groups, peers)
     limits = [f"at most {degree} links per peer"] if degree else []
     limits += [f"{kilobytes:g} kB per peer and averaging"] if kilobytes else []

@@ -40,6 +40,7 @@ from gossamer.experiments.bench.arena import (
     rounds,
     share_of_peak,
 )
+from gossamer.experiments.bench.device import MeasuredProcess
 from gossamer.experiments.bench.gossip import codec, steady
 from gossamer.experiments.bench.live import (
     READY,
@@ -435,3 +436,23 @@ def test_scoring_is_timed_against_a_round_of_training() -> None:
     assert row.name == "following 4 values in steady mode, 64=8=10"
     assert row.ratio is not None
     assert row.wanted == 0.25
+
+
+def test_a_process_that_fails_before_it_is_ready_says_why() -> None:
+    with pytest.raises(RuntimeError, match=r"ended with exit code 1\nno such broker$"):
+        MeasuredProcess([sys.executable, "-c", "raise SystemExit('no such broker')"], lambda: False)
+
+
+def test_a_process_that_ends_while_it_is_measured_is_not_idle(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    code = f"import os, pathlib; pathlib.Path({str(file)!r}).write_text(str(os.getpid())); input()"
+    process = MeasuredProcess(
+        [sys.executable, "-c", code], lambda: file.exists() and file.read_text() != ""
+    )
+    assert process.load(1e-6) >= 0
+    pid = int(file.read_text())
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(RuntimeError, match="ended with exit code -9"):
+        process.load(1e-6)
+    process.kill()
