@@ -220,9 +220,12 @@ class SteadyMode(Mode):
         for model, peer in sorted(self._welcomes):
             if peer not in gossiper.reachable_neighbours(model):
                 self._welcomes.discard((model, peer))
-            elif gossiper.injected(model) and peer in gossiper.free_neighbours(model):
+            elif (
+                gossiper.injected(model)
+                and peer in gossiper.free_neighbours(model)
+                and gossiper.send_values(model, [peer], now)
+            ):
                 self._welcomes.discard((model, peer))
-                gossiper.send_values(model, [peer], now)
 
     def end_round(self, gossiper: Gossiper) -> None:
         """Count a round of own training, without sending: allowances grow, and a newcomer starts.

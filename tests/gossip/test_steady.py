@@ -246,6 +246,20 @@ def test_a_newcomer_starts_from_the_median_of_three_values():
     assert peer.injected("v") == ONE
 
 
+def test_a_newcomer_is_welcomed_as_soon_as_the_value_can_be_sent():
+    mode = SteadyMode()
+    store = DictStore({"v": np.full(SIZE, np.nan)})
+    gossiper = Gossiper("me", "s", store, mode=mode)
+    gossiper.inject("v", ONE)
+    gossiper.peer_online("n0", "s0", ["v"])
+    mode.welcome("v", "n0")
+    gossiper.tick(0.0)
+    assert not gossiper.poll()
+    store.write("v", np.ones(SIZE))
+    gossiper.tick(1.0)
+    assert [message.receiver for message in gossiper.poll()] == ["n0"]
+
+
 # --- a swarm -----------------------------------------------------------------------------------------
 
 
