@@ -290,7 +290,8 @@ class Gossiper:
             if edge[0] == peer and receiver_session != session:  # opened before our own restart
                 self.peer_gone(peer, receiver_session)
             elif edge[0] == peer and not self._neighbours.reachable(peer):
-                self.ledger.update(edge, sent=-np.inf)  # so that the next tick repeats it
+                # The next tick repeats it, and the pauses grow anew: the silence was its absence.
+                self.ledger.update(edge, sent=-np.inf, attempts=1)
         shared = frozenset(models).intersection(self.models)
         self._neighbours.put(peer, Neighbour(session, shared, leaving=leaving, weight=weight))
         return True

@@ -85,3 +85,20 @@ def test_an_answer_after_a_night_of_repeats_is_an_answer() -> None:
     gossiper.handle(Ack("v", "b", "sb", "a", "sa", 1, "credited"), 3600.0 * 1200)
     assert gossiper.counters["acknowledged-credited"] == 1
     assert not gossiper.ledger.open
+
+
+def test_pauses_between_repeats_grow_anew_when_a_neighbour_is_back() -> None:
+    gossiper = Gossiper("a", "sa", DictStore({"v": np.zeros(2)}))
+    gossiper.inject("v", ONE)
+    gossiper.peer_online("b", "sb", ["v"])
+    gossiper.push("v", {"b": ONE // 4}, 0.0, tag=(0, 0))
+    for minute in range(10):
+        gossiper.tick(60.0 * minute)
+    gossiper.peer_offline("b")
+    gossiper.peer_online("b", "sb", ["v"])
+    gossiper.poll()
+    sent = []
+    for second in range(601, 621):
+        gossiper.tick(float(second))
+        sent += [second for _ in gossiper.poll()]
+    assert sent == [601, 604, 610]  # 1.5 s are doubled with each repeat, and one tick is a second
