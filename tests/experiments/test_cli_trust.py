@@ -279,7 +279,7 @@ def test_a_broker_that_does_not_keep_the_list_is_found_out(
         ),
         (
             ["invite", "--owner=owner.key", "--swarm=g", "--out=x", "--days=0", "--uses=1"],
-            "an invitation is valid for more than 0 days, not 0",
+            "an invitation is valid for a finite number of days above 0, not 0",
         ),
         (["revoke", "--owner", "owner.key", "--swarm", "g"], "nothing to revoke"),
         (["study", "nothing"], "there are auto, private, hostile"),
