@@ -375,20 +375,29 @@ class LiveSharing:
             return values
         return self._groups.values_in_groups_of(example, self._group_means.value, values)
 
-    def _try_groups(self) -> None:
+    def _try_groups(self, online: Mapping[str, Online]) -> None:
         """As a newcomer: try the values of all groups on held-out samples, and note which are best.
 
         It prefers its own values, as they were before training on these samples, only if they are better by
-        more than a standard error.
+        more than a standard error. It waits for the values of every group that a peer of `online` is in:
+        else it would join the group that it hears first.
         """
         if self._groups is None or self._preferred is None or not len(self._values_when_sent):
             return
         assert self._member is not None
-        tried = {
-            example: self._member.held_out_losses(values)
-            for example in self._groups.examples_for(self._name)
-            if (values := self._values_in_groups_of(example, self._values_when_sent)) is not None
+        assignment = self._member.plan.assignment
+        present = {
+            assignment.groups_of(name)
+            for name, other in online.items()
+            if name in assignment.peers and _follows_plan(other)
         }
+        tried = {}
+        for example in self._groups.examples_for(self._name):
+            values = self._values_in_groups_of(example, self._values_when_sent)
+            if values is not None:
+                tried[example] = self._member.held_out_losses(values)
+            elif assignment.groups_of(example) in present:
+                return
         if not tried:
             return
         best = min(tried, key=lambda each: float(tried[each].mean()))
@@ -412,7 +421,7 @@ class LiveSharing:
             mean = None  # this peer has no part in it yet
         if self._member is not None and self._round_is_open and mean is not None:
             self._member.after_averaging(mean.value, complete=self._is_complete(mean.value, online))
-            self._try_groups()
+            self._try_groups(online)
         self._round_is_open = False
         plan = self.plan
         if self._no_plan_follows(round_number) or not self._makes_plans(online):

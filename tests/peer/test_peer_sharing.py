@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import networkx as nx
+import numpy as np
 import pytest
 import torch
 from papers_kit import Papers
@@ -19,11 +20,12 @@ from gossamer.experiments.arena import Arena, AutoSharing, ExactMean, Gossip
 from gossamer.experiments.data import load
 from gossamer.gossip import ONE, ReleasePlan, topics
 from gossamer.gossip.security import Admission, SwarmSecurity, revocation_topic
-from gossamer.models import ModelError, ModelGraph, SgdLearner, SlicedNetwork, mlp
+from gossamer.models import Metrics, ModelError, ModelGraph, SgdLearner, SlicedNetwork, mlp
 from gossamer.models.sharing import (
     OWN,
     Assignment,
     AutoOptions,
+    GroupValues,
     Memory,
     Plan,
     Planner,
@@ -475,6 +477,37 @@ def test_the_next_in_order_announces_the_plan_of_a_peer_that_went_offline_as_its
     late.read_card_entry("c", entry)
     late.follow()
     assert late.plan_number == entry["version"] + 1
+
+
+def test_a_newcomer_joins_no_group_before_it_has_heard_the_others_that_are_online() -> None:
+    names = NAMES[:5]
+    learner = make("e")
+    engine = begin(Engine("e", learner, quick(sharing="auto", rounds=60)))
+    sharing = engine.sharing
+    assert sharing is not None
+    alone = two_groups(learner, names, (1, 2, 1, 2, 0))
+    looks = replace(alone, version=51, newcomers=("e",))
+    for plan in (sharing.first_plan(0, names[:4]), alone, looks):
+        sharing.read_card_entry("a", entry_of("a", plan))
+        engine.begin_round()
+    (groups,) = (model for model in engine.store.extra if model.startswith("groups"))
+    sharing.after_training(Metrics(0.0, 0, 1), engine.gossiper)
+    layout, trained = GroupValues(looks.assignment, looks.newcomers), make("a")
+    heard = np.zeros(layout.size, np.float32)
+    online = {
+        name: Online(name, "s", (), plan=entry_of("a", looks) | {"plan": None}) for name in "abd"
+    }
+    preferred = []
+    for name in ("b", "a"):
+        heard += layout.pack(name, trained.network.flat.numpy())
+        engine.store.extra[groups] = heard
+        sharing.after_averaging(1, online)
+        sharing.after_training(Metrics(0.0, 0, 1), engine.gossiper)
+        entry = sharing.as_card_entry()
+        assert entry is not None
+        preferred.append(entry["like"])
+    assert preferred[0] == ""
+    assert preferred[1] in ("a", "b")
 
 
 def test_nobody_can_make_the_last_plan() -> None:
