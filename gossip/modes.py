@@ -335,8 +335,8 @@ class RoundsMode(Mode):
     until `finished(r)`, and trains again. All peers of a model use the same round numbers.
 
     exchanges: exchanges per round. Raise it for a better average, at that many messages per edge.
-    sources: per model, the in-neighbours to wait for; by default the out-neighbours, which is right for
-        undirected graphs.
+    sources: given a model, return the in-neighbours that take part in a round that begins now; by default
+        the out-neighbours, which is right for undirected graphs.
     shares: per model, the fraction of the weight sent to each out-neighbour (the peer's column of a
         column-stochastic matrix, without the diagonal); by default the weight is divided equally among the
         out-neighbours and the peer itself.
@@ -347,7 +347,7 @@ class RoundsMode(Mode):
         self,
         exchanges: int,
         *,
-        sources: Mapping[str, Collection[str]] | None = None,
+        sources: Callable[[str], Collection[str]] | None = None,
         shares: Mapping[str, Mapping[str, float | Fraction]] | None = None,
         robust: ValueMean | None = None,
     ) -> None:
@@ -363,11 +363,10 @@ class RoundsMode(Mode):
 
     def begin_round(self, gossiper: Gossiper, number: int) -> None:
         """Start a round for all models; each must have weight, and have finished the round before."""
-        for option, entries in (("sources", self._sources), ("shares", self._shares)):
-            if entries is not None and (missing := set(gossiper.models) - entries.keys()):
-                raise ValueError(
-                    f"rounds mode: {option} has no entry for {sorted(missing)}; give every partial model one"
-                )
+        if self._shares is not None and (missing := set(gossiper.models) - self._shares.keys()):
+            raise ValueError(
+                f"rounds mode: shares has no entry for {sorted(missing)}; give every partial model one"
+            )
         begun = {}
         for model in gossiper.models:
             progress = self._progress.get(model, _Progress())
@@ -381,8 +380,7 @@ class RoundsMode(Mode):
                     f"round {number}: peer {gossiper.peer!r} holds no weight of {model!r}, and its "
                     f"neighbours would wait in vain; inject some first"
                 )
-            neighbours = gossiper.neighbours(model)
-            sources = neighbours if self._sources is None else self._sources[model]
+            sources = (self._sources or gossiper.neighbours)(model)
             begun[model] = _Progress(round=number, idle=False, sources=set(sources))
         self._progress, self._last_round = begun, number
 

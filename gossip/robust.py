@@ -218,9 +218,7 @@ class SteadyMode(Mode):
                 self._remember_value(gossiper, model)
         self._requests = 0
         for model, peer in sorted(self._welcomes):
-            if peer not in gossiper.reachable_neighbours(model):
-                self._welcomes.discard((model, peer))
-            elif (
+            if peer not in gossiper.reachable_neighbours(model) or (
                 gossiper.injected(model)
                 and peer in gossiper.free_neighbours(model)
                 and gossiper.send_values(model, [peer], now)

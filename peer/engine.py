@@ -233,6 +233,8 @@ class Engine:
         """Messages that may not be sent before a checkpoint is written."""
         self._guards = None if settings.bounds is None else Guards(settings.bounds)
         self._others = OtherPeers()
+        self._pushed_to_us: dict[str, tuple[str, ...]] = {}
+        """The partial models that other peers push to us, of those with which we exchange values."""
         self._initial_estimate: InitialEstimate | None = None
         """Collects the first values that a newcomer receives; only with guards."""
         self._former_security: dict[str, Any] = {}
@@ -472,6 +474,7 @@ class Engine:
         self.history.counted = {}
         self.bootstrap.reset()
         self._others.clear()
+        self._pushed_to_us.clear()
         self._unsent_messages.clear()
         self._dispatch.reset()
         self.agreement.forget()
@@ -519,13 +522,15 @@ class Engine:
                     neighbours_by_push=settings.turns, drift=self.compression.drift(),
                 )  # fmt: skip
             case "rounds":
-                sources = None
-                if settings.sources is not None:
-                    sources = {model: set(settings.sources) for model in self.schemas}
+                sources = None if settings.sources is None else self._sources_of
                 return RoundsMode(settings.exchanges, sources=sources, robust=robust)
             case "server":
                 servers = {model: self._server_of(model) for model in self.schemas}
                 return ServerMode(self.name, servers, self._server_of, robust=robust)
+
+    def _sources_of(self, model: str) -> list[str]:
+        """Return the in-neighbours on a directed graph that push a model to us, in rounds mode."""
+        return [p for p in self.settings.sources or () if model in self._pushed_to_us.get(p, ())]
 
     def _score(self, model: str, value: Array | None) -> float:
         """Return the loss on own samples with a value of a model, or the own one for None; see Score."""
@@ -963,6 +968,7 @@ class Engine:
                 is_banned = self.is_banned(event.peer)
                 exchanges = self._started_together(event) and not is_banned
                 models = event.models if exchanges else ()
+                self._pushed_to_us[event.peer] = event.models_pushed_to_us if exchanges else ()
                 if is_banned and event.peer not in self.gossiper.known_sessions():
                     text = f"exchanges nothing with peer {event.peer}: it is banned here"
                     self.journal.add("banned", text, peer=event.peer)
@@ -975,6 +981,8 @@ class Engine:
                 self.gossiper.peer_offline(event.peer)
             case SessionEnded():
                 self._must_save = self._must_save or event.statement is not None
+                if event.peer not in self._others.known:
+                    self._pushed_to_us.pop(event.peer, None)
                 self._dispatch.forget_peer(event.peer)
                 self._privacy.remove_masks(self.gossiper, event.peer)
                 before = self.agreement.values()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -47,6 +49,11 @@ def column_stochastic(graph: nx.DiGraph) -> np.ndarray:
     return matrix
 
 
+def constantly(sources: list[str]) -> Callable[[str], list[str]]:
+    """The same in-neighbours in every round."""
+    return lambda _model: sources
+
+
 class World:
     def __init__(
         self,
@@ -64,7 +71,8 @@ class World:
         self.modes: dict[str, RoundsMode] = {}
         self.peers: dict[str, Gossiper] = {}
         for node in sorted(self.graph):
-            mode = RoundsMode(exchanges, sources={"v": [f"{p}" for p in self.graph.pred[node]]})
+            sources = [f"{p}" for p in self.graph.pred[node]]
+            mode = RoundsMode(exchanges, sources=constantly(sources))
             store = DictStore({"v": self.start[node]})
             peer = Gossiper(f"{node}", f"s{node}", store, mode=mode, retry=QUICK)
             peer.inject("v", FINE * self.weights[node])
@@ -144,7 +152,7 @@ def test_given_columns_are_used() -> None:
     for name, peer in world.peers.items():
         out = {b: part for (a, b), part in column.items() if a == name}
         sources = [a for (a, b) in column if b == name]
-        mode = RoundsMode(3, sources={"v": sources}, shares={"v": out})
+        mode = RoundsMode(3, sources=constantly(sources), shares={"v": out})
         peer.mode = world.modes[name] = mode
     world.round(0)
     power = np.linalg.matrix_power(matrix, 3)
@@ -163,7 +171,7 @@ def test_later_exchanges_are_held_and_a_crash_resumes_the_round() -> None:
             break
         old = world.peers["0"]
         snapshot = old.snapshot()
-        mode = RoundsMode(4, sources={"v": ["1", "3"]})
+        mode = RoundsMode(4, sources=constantly(["1", "3"]))
         store = DictStore({"v": np.zeros(3)})
         new = Gossiper.restore(snapshot, store, mode=mode, retry=QUICK)
         world.peers["0"], world.modes["0"] = new, mode
@@ -249,7 +257,7 @@ def test_a_peer_with_too_little_weight_to_divide_does_not_stall_its_neighbours()
         ("1", ["0", "2"], {"2": 0.5}),
         ("2", ["1"], {"1": 0.5}),
     ):
-        mode = RoundsMode(3, sources={"v": sources}, shares={"v": shares})
+        mode = RoundsMode(3, sources=constantly(sources), shares={"v": shares})
         world.peers[name].mode = world.modes[name] = mode
     world.round(0)
     assert world.peers["0"].counters["starved"] == 2
@@ -270,11 +278,10 @@ def test_a_round_that_cannot_begin_for_one_model_begins_for_none() -> None:
     assert mode.finished(0)
 
 
-@pytest.mark.parametrize("option", ["sources", "shares"])
-def test_a_model_without_an_entry_is_named(option: str) -> None:
-    mode = RoundsMode(1, **{option: {"a": {}}})
+def test_a_model_without_an_entry_is_named() -> None:
+    mode = RoundsMode(1, shares={"a": {}})
     peer = Gossiper("x", "s", DictStore({"a": np.zeros(1), "b": np.zeros(1)}), mode=mode)
-    with pytest.raises(ValueError, match=rf"{option} has no entry for \['b'\]"):
+    with pytest.raises(ValueError, match=r"shares has no entry for \['b'\]"):
         mode.begin_round(peer, 0)
 
 

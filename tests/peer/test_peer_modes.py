@@ -162,3 +162,32 @@ def test_what_reaches_a_founder_before_it_starts_does_not_replace_its_values(run
     values = np.array([learner.network.read("global")[0].item() for learner in learners.values()])
     weights = np.array([r.weight["global"][0] / ONE for r in reports])
     np.testing.assert_allclose(weights @ values / 3, 3.0, atol=1e-4)
+
+
+def test_on_a_directed_graph_nobody_waits_for_a_peer_that_has_left_or_lacks_the_model(run):
+    """All are linked to all, but directed; c has no part in the model of a and b, and leaves early."""
+    semi_local = {"global": "4-3-2", "pair": "0-3-0"}
+    learners = {
+        "a": make_learner("a", semi_local, depends={"pair": ["global"]}),
+        "b": make_learner("b", semi_local, depends={"pair": ["global"]}),
+        "c": make_learner("c", {"global": "4-3-2", "own": "0-3-0"}, depends={"own": ["global"]}),
+    }
+
+    async def scenario():
+        nest = Nest(quick(mode="rounds", rounds=10**6, expect=tuple(learners), founder=True))
+        lives = {}
+        for name, learner in learners.items():
+            others = tuple(set(learners) - {name})
+            settings = nest.settings.updated(neighbours=others, sources=others)
+            lives[name] = nest.start(name, learner, settings)
+        await until(lambda: all(life.trains() and life.view.round >= 2 for life in lives.values()))
+        lives["c"].peer.leave("it was asked to")
+        await lives["c"].task
+        reached = lives["a"].view.round
+        await until(lambda: lives["a"].view.round > reached + 3, "rounds without c")
+        return await nest.finish(3)
+
+    reports = run(scenario())
+    for model in ("global", "pair"):
+        weights = [report.weight[model] for report in reports if model in report.weight]
+        assert sum(held + open_ - injected for held, open_, injected in weights) == 0
