@@ -180,7 +180,8 @@ class Ledger:
     ) -> None:
         """Record the final verdict on a received transfer of this weight."""
         self.revision += 1
-        sessions = self._verdicts.setdefault(sender, {})
+        sessions = self._verdicts.pop(sender, {})
+        self._verdicts[sender] = sessions  # the last one is the sender heard last
         sessions.setdefault(session, {})[model] = (sequence, verdict, weight)
         if len(sessions) > SESSIONS_KEPT:
             del sessions[next(iter(sessions))]
@@ -193,7 +194,7 @@ class Ledger:
                 models.pop(model, None)
 
     def verdicts(self) -> Iterator[tuple[str, str, str, int, Verdict]]:
-        """Yield (sender, session, model, last sequence, verdict) for all received transfers."""
+        """Yield (sender, session, model, last sequence, verdict); the sender heard last comes last."""
         for sender, sessions in self._verdicts.items():
             for session, models in sessions.items():
                 for model, (sequence, verdict, _) in models.items():

@@ -78,7 +78,7 @@ class Reminders:
         for text, expiry in due.items():
             left = expiry - now
             when = "has expired" if left <= 0 else f"expires in {_duration(left)}"
-            _log.warning("peer %s: %s", self._peer, text.replace("expires", when, 1))
+            _log.warning("peer %s: %s", self._peer, text.replace(" expires", f" {when}", 1))
 
 
 def _duration(seconds: float) -> str:
@@ -463,10 +463,13 @@ class Settling:
         while link.view.open_transfers or not link.all_done():
             if self._now() >= deadline:
                 others = ", ".join(sorted(link.roster.offline_unfinished()))
+                count = link.view.open_transfers
+                taken_back = (
+                    f"it takes back the mass of {count} transfers that were not acknowledged"
+                )
                 _log.warning(
-                    "peer %s: stops waiting for %s; it takes back the mass of %d transfers that were not "
-                    "acknowledged",
-                    link.name, others or "the other peers", link.view.open_transfers,
+                    "peer %s: stops waiting for %s%s",
+                    link.name, others or "the other peers", f"; {taken_back}" if count else "",
                 )  # fmt: skip
                 return
             await link.next_turn()
@@ -565,7 +568,8 @@ async def _publish_goodbye(link: Link, goodbye: Status) -> None:
     """Publish a goodbye; while it is too large, drop the older half of its statement and try again.
 
     The statement has a row for each sender and partial model: whether we have accepted the last transfer, in
-    case our acknowledgement was lost. Senders of the oldest rows are the least likely to need them still.
+    case our acknowledgement was lost. Rows are in the order in which their senders were heard
+    last, and those heard long ago are the least likely to need theirs still.
     """
     while True:
         try:

@@ -261,6 +261,8 @@ def advise_command(
         return
     if peers is None or graph is not None or hostile is not None:
         raise TopologyError("--graph and --hostile belong together: give both")
+    if kilobytes is not None and not 0 < kilobytes < inf:
+        raise TopologyError(f"--kilobytes {kilobytes:g}: give a positive number")
     members = None if groups is None else comparing.groups_from(groups, peers)
     limits = [f"at most {degree} links per peer"] if degree else []
     limits += [f"{kilobytes:g} kB per peer and averaging"] if kilobytes else []

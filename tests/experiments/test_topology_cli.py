@@ -193,6 +193,10 @@ FILES = {
             "--megabytes is for training, which --no-learn leaves out",
         ),
         (("compare", "ring", "torus", "--megabytes", "nan"), "--megabytes nan: give a positive"),
+        (
+            ("advise", "--peers", "9", "--kilobytes", "nan"),
+            "--kilobytes nan: give a positive number",
+        ),
     ],
 )
 def test_bad_input_is_one_line(

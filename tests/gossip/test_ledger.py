@@ -47,6 +47,13 @@ def test_sessions_of_one_sender_are_bounded() -> None:
     assert ledger.verdict("b", f"s{SESSIONS_KEPT + 9}", "v") == (1, "credited")
 
 
+def test_the_sender_that_was_heard_last_comes_last() -> None:
+    ledger = Ledger("a", "s")
+    for number, sender in enumerate("bcb"):
+        ledger.decide(sender, f"s{sender}", "v", number, "credited")
+    assert [sender for sender, *_ in ledger.verdicts()] == ["c", "b"]
+
+
 def test_waiting_follows_the_delays_seen() -> None:
     retry = RetryPolicy(first=1.0, resend_factor=2.0, backoff=3.0, recall_factor=10.0, longest=50.0)
     delays = Delays(retry)
