@@ -78,7 +78,7 @@ class Mode:
         """Note that a received transfer was credited."""
 
     def refused(self, give: Give) -> None:
-        """Note that a received transfer was refused: its sender takes the mass back, and sends it no more."""
+        """Note that a received transfer was refused: its sender takes the mass back, and repeats nothing."""
 
     def taken_back(self, give: Give) -> None:
         """Note that one of our transfers was taken back.
@@ -164,7 +164,7 @@ class Drift:
         self._last_pushed = {m: value for m, value in self._last_pushed.items() if m in models}
 
     def forget(self, model: str) -> None:
-        """Skip no push of a model until it was pushed again: a push has failed."""
+        """Forget the last pushed value, whose push has failed: the next push of the model is not skipped."""
         self._last_pushed.pop(model, None)
 
 
@@ -223,7 +223,7 @@ class PacedMode(Mode):
     def request(self, *, ignore_drift: bool = False) -> None:
         """Request one more push of every model.
 
-        ignore_drift: skip no push any more, neither this one nor later ones.
+        ignore_drift: from now on, no push is skipped.
         """
         self._requests += 1
         if ignore_drift:
@@ -266,7 +266,7 @@ class PacedMode(Mode):
         """Return the pushes that wait, and the position in the schedule, of every model.
 
         Newcomers are left out, because they are announced again after a restart, and so are the last pushed
-        values: a restart pushes every model once.
+        values: after a restart, the first push of each model is not skipped.
         """
         return {"waiting": dict(self._waiting_pushes), "positions": dict(self._schedule_positions)}
 
@@ -652,6 +652,7 @@ class ServerMode(Mode):
 
     def credited(self, give: Give) -> None:
         """Note the weight that a client has sent, or that the mean has arrived."""
+        # Without weights, 1 marks a client to which the mean is owed.
         self._note_arrival(give, give.weight if self._robust is None else 1)
 
     def refused(self, give: Give) -> None:
@@ -668,7 +669,7 @@ class ServerMode(Mode):
         number, exchange = give.tag
         if exchange == GATHER and give.model in self._server_rounds:
             server = self._server_rounds[give.model]
-            # A client that sends nothing in one round may send its mass in the next: then wait for it.
+            # A late "I send nothing" is of an earlier round: the client may still send its mass in this one.
             if weight or number >= server.round:
                 server.weights[give.sender] = server.weights.get(give.sender, 0) + weight
         elif exchange == RETURN and give.model in self._client_rounds:

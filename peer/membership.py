@@ -165,7 +165,7 @@ def make_security(credentials: Credentials | None, link: Link) -> SecurityLayer:
         )
         return NullSecurity(link.name)
     if link.settings.mode != "steady" and link.settings.robust == "none":
-        remedy = 'mode = "steady"' if link.settings.mode == "async" else "robust"
+        remedy = 'mode = "steady"' if link.settings.mode == "async" else 'robust = "trimmed"'
         _log.info(
             "peer %s: in %s mode, a hostile member can spoil the average; to withstand a few, set %s on all "
             "peers",
@@ -204,7 +204,7 @@ async def claim_name(link: Link, undelivered_ending: Ending | None) -> None:
 
 
 async def wait_for_others(link: Link) -> None:
-    """Announce the session; wait for the expected peers, and for a while until our weight counts."""
+    """Announce the session; wait for the expected peers; then, for a while, until our weight counts."""
     link.joined = True
     await link.announce()
     _log.info("peer %s joins swarm %s in session %s", link.name, link.settings.swarm, link.session)
@@ -244,8 +244,8 @@ async def _begin_counting(link: Link, *, as_founder: bool) -> None:
 
     as_founder: let it count at once, at our own values, instead of waiting for values of peers that count.
     """
-    # `_wait_for_expected` has waited for all of them, unless we took part before. Only founders begin before
-    # it, and need nobody online.
+    # Expected peers were waited for, unless we took part before. Founders call this before that wait, but for
+    # them the value does not matter.
     all_online = bool(link.settings.expect) and not link.engine.returning
     now = link.machine.monotonic()
     await link.worker.run(link.engine.begin, now, as_founder=as_founder, all_online=all_online)
@@ -321,12 +321,12 @@ async def _check_name(link: Link) -> int:
             if was_replaced:
                 return _replacing_generation(link, highest_seen)
             free_generation = max(link.generation, highest_seen)
-            # The replaced device may have used that number: the broker may have lost what it published.
+            # The device that we replace may have used that number, and the broker lost what it published.
             may_be_used = status is None and is_new_device and may_replace
             return free_generation + 1 if may_be_used else free_generation
         if not is_new_device and status.generation < link.generation:
             return link.generation  # the status is of a device that ours has replaced
-        # A first answer of a copy may be what we sent ourselves just before a crash.
+        # One answer that looks like a copy's may be a late status of our own, from before a crash.
         if may_replace and (is_new_device or was_replaced or copy_answers > 1):
             return _replacing_generation(link, highest_seen)
         if status.state == "offline":
@@ -536,7 +536,10 @@ async def hand_over(link: Link) -> None:
     except TimeoutError:
         done = "transfers were acknowledged" if has_finished else "mass was handed over"
         _log.warning(
-            "peer %s: not all its %s within %g s; it keeps the rest", link.name, done, timeout
+            "peer %s: not all its %s within %g s; it keeps the mass of the others",
+            link.name,
+            done,
+            timeout,
         )
         return
     if not has_finished and not await run(gossiper.is_drained):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class AutoSharing:
-    """Starts with every cell shared by all peers, and changes that where held-out loss falls.
+    """Starts with every cell shared by all peers, and changes that for cells if held-out loss then falls.
 
     Parts that are not trained stay shared. Parameters that were frozen when the SlicedNetwork was made belong
     to no part: they are neither shared nor changed.
@@ -177,15 +177,16 @@ class AutoSharing:
             return any(changed)
         plan = self.plan = self._next_plan(means[0])
         self._report.add(self._round, plan.assignment)
-        # Measurements are collected anew if other things are measured. Where they spread slowly, each peer
-        # contributes a number only once, so for every plan except an extended one (with the same `round`).
+        # The mean starts anew if other things are measured. It also does for each new plan if values spread
+        # slowly (spread > 0), as contributions cannot be changed later; an extended plan (of the same round)
+        # is not new.
         if plan.layout.name != before.layout.name or (plan.spread and plan.round != before.round):
             self._mean.restart()
         changed += [member.follow(plan) for member in self._members]
         return any(changed)
 
     def _next_plan(self, mean: np.ndarray) -> Plan:
-        """Return the next plan, made by the first peer; while measurements are missing, the same for longer.
+        """Return the next plan, made by the first peer, or the same for longer if measurements are missing.
 
         mean: the first peer's estimate of the mean of all measurements.
         """
@@ -214,13 +215,14 @@ class _TrackedMean:
 
     @property
     def added(self) -> Sequence[np.ndarray | None]:
-        """Every peer's vector as its estimate contains it; None before the first averaging on a graph, and
-        always where means are exact, which need no estimates."""
+        """The vector that each peer had contributed at the last averaging; None before the first one on a
+        graph, and always where means are exact, which need no estimates."""
         return [None] * self._peers if self._added is None else list(self._added)
 
     def update(self, vectors: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """Return every peer's estimate after one averaging."""
         members = range(self._peers)
+        # "" is no partial model: all peers mix on the whole graph.
         matrices, weights = self._mixing.matrices("", members, self._step, self._weights)
         self._step += 1
         if matrices is None:

@@ -1,7 +1,8 @@
 """Benchmark of a small device: CPU time of `gossamer join` until its first round is over, memory, idle load.
 
-The device is that of the guide (docs/how-to/device.md). After its first round it waits, like a device that
-trains only now and then. Bare imports of the packages that it needs are measured in the same run.
+The device is that of the guide (docs/how-to/device.md), alone in its swarm. After its first round it only
+sleeps, so that idle load can be measured. Bare imports of the packages that
+it needs are measured in the same run.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def device() -> list[Row]:
 
 
 def make_learner(name: str = "anna"):
-    """Return the learner of the guide's device, which waits before its second training."""
+    """Return the learner of the guide's device, whose second training only sleeps."""
     from torch import nn
 
     from ...models import Metrics, SgdLearner, SlicedNetwork

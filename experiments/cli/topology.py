@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ..graphs import SwarmGraph
 
 RULES = ("push", "metropolis", "max-degree", "edges")
-"""The values of topology.Rule, which WEIGHTS_HELP describes. The help must not import it: a test compares."""
+"""The values of topology.Rule, which WEIGHTS_HELP describes; a copy, because importing it would slow the help
+down. A test checks that both are equal."""
 
 GRAPH_HELP = (
     "A kind of graph with its parameters (regular:4 gives each peer 4 links), a file (club.graphml), a "
@@ -76,7 +77,7 @@ class GraphOptions:
 
         graph = load_graph(text, self.peers, seed=self.seed, bridging=self.bridge)
         print_graph_notes(
-            graph, "with --rule edges they are the shares", rule=self.rule, named=True
+            graph, "with --rule edges, link weights are the shares", rule=self.rule, named=True
         )
         return graph
 
@@ -122,8 +123,8 @@ def compare_command(
         learn: Train a swarm on each graph, all with the same budget of bytes; if left out, only for up to
             128 peers.
         rounds: The number of rounds of training.
-        megabytes: The budget: what all peers together may send in a whole training. If left out, what the
-            graph of median cost sends with one exchange per round.
+        megabytes: The budget: what all peers together may send in a whole training. If left out, what one
+            exchange per round takes on the graph of median cost among those compared.
     """
     load_torch()
     from ...topology import TopologyError
@@ -234,7 +235,7 @@ def advise_command(
         graph: A graph, as for topology show, or a config, to which links may be added.
         hostile: How many neighbours of a peer may be hostile.
         degree: The largest number of links of a peer, which sends one message per link and exchange.
-        kilobytes: What a peer may send until averaging is complete, in the mean over all peers.
+        kilobytes: What a peer may send, on average over peers, in one averaging.
         parameters: The number of values in one message, 4 bytes each; 1000 if left out.
         groups: Groups of peers, of which each shares a partial model of its own beside that of all peers: how
             many groups of equal size, or a list of sizes, as in 10,10,12.
@@ -265,7 +266,7 @@ def advise_command(
         raise TopologyError(f"--kilobytes {kilobytes:g}: give a positive number")
     members = None if groups is None else comparing.groups_from(groups, peers)
     limits = [f"at most {degree} links per peer"] if degree else []
-    limits += [f"{kilobytes:g} kB per peer and averaging"] if kilobytes else []
+    limits += [f"{kilobytes:g} kB per peer in each averaging"] if kilobytes else []
     limits += [f"{len(members)} groups"] if members else []
     title = ", ".join([f"{peers} peers", *limits])
     results = _results(output, "advise", title)

@@ -35,7 +35,8 @@ ANY_NAME = "NAME"
 class Key:
     """One key: its name, the values that it takes, its default and what it does.
 
-    default: as TOML writes it, or "required", "none (optional)" or "the defaults below".
+    default: as TOML writes it, or "required" or "none (optional)"; for a table, "the defaults below":
+        those of its keys.
     """
 
     name: str
@@ -85,7 +86,7 @@ class Entry:
 
 @cache
 def reference() -> tuple[TableReference, ...]:
-    """Return all tables of all files. Tables that a comparison has in common with a config appear once."""
+    """Return all tables of all files. What a comparison inherits from configs is listed there alone."""
     from ..federated import METHODS
     from ..federated.comparison import Comparison
     from ..live.device import JoinConfig
@@ -105,9 +106,9 @@ def explain(name: str) -> tuple[list[TableReference], list[Entry]]:
     """Return the tables and the keys of this name; raises ConfigError if there are none.
 
     name: a key, with or without the path of its table (`mode`, `gossip.mode`), or a table (`gossip`,
-        `[gossip]`, `[[models]]`); or else a value that keys take (`dirichlet`). Numbers in a path are
-        skipped: `models.0.share` is `models.share`. Where the user chooses a name, any may stand:
-        `matching.everyone.kind` is `matching.NAME.kind`.
+        `[gossip]`, `[[models]]`); or, if there is neither, a value that some key may have
+        (`dirichlet`). Numbers in a path are skipped: `models.0.share` is `models.share`. Where the user
+        chooses a name, any may stand: `matching.everyone.kind` is `matching.NAME.kind`.
     """
     steps = [step for step in name.strip("[] ").split(".") if not step.isdigit()]
     wanted = ".".join(steps)

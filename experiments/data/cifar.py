@@ -1,4 +1,5 @@
-"""Loads CIFAR-10 from the published python batches, or from mosaics: image files of 100×100 images.
+"""Loads CIFAR-10 from the published python batches, or from mosaics: image files that
+are grids of 100 rows of 100 images.
 
 The python batches are pickles. A pickle names functions that its reader calls, so a forged one can run any
 program. `_BatchReader` never calls a function that the file names; for numpy's arrays and types it uses two
@@ -23,7 +24,7 @@ _HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
 _BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 """The published files: five of training images, and the test images."""
 _MOSAICS = ("cifar10_train_0.webp", "cifar10_train_1.webp", "cifar10_test.webp")
-"""Lossless image files that show 100×100 images of the data set each."""
+"""Lossless image files, each a grid of 100 rows of 100 images of the data set."""
 
 
 def cifar10(files: DataFiles) -> Dataset:
@@ -43,7 +44,9 @@ def cifar10(files: DataFiles) -> Dataset:
         f"download its python version from {_HOME}, and unpack it in one of these folders, or set "
         "GOSSAMER_DATA to the folder that contains cifar/"
     )
-    if files.find(_MOSAICS[0]) is None:
+    if (
+        files.find(_MOSAICS[0]) is None
+    ):  # neither form is there: the error names the published files
         files.need(f"{_FOLDER}/{_BATCHES[0]}", advice=advice)
     train_1, train_2, test = [read_mosaic(files.need(name, advice=advice)) for name in _MOSAICS]
     y, test_y = files.arrays("cifar10_labels.npz", "train", "test", advice=advice)
@@ -120,7 +123,7 @@ class _BatchReader(pickle.Unpickler):
         """Return the replacement for what makes an array in numpy's pickles; refuse all other names."""
         match (module_name, global_name):
             case ("numpy.core.multiarray" | "numpy._core.multiarray", _) | ("numpy", "ndarray"):
-                return _StoredArray  # for any function of these modules: none is called
+                return _StoredArray  # whatever the name: numpy's function is never called
             case ("numpy", "dtype"):
                 return _StoredType
         raise DataError(

@@ -36,10 +36,11 @@ class FedPer(ServerMethod):
     """FedAvg for all layers but the last few, which stay personal."""
 
     nearest_without_server = "gossamer"
-    """Its peers can share the base layers as a partial model, and keep the last ones in a local one."""
+    """The method `gossamer`: its peers can share the base layers, and keep the last ones to themselves."""
 
     personal: Count = 1
-    """K_P: how many of the last layers with parameters, in order of definition, a client keeps to itself."""
+    """K_P: how many of the last layers with parameters (a batch norm is one, too), in order of definition, a
+    client keeps to itself."""
 
     def start(self, clients: Sequence[Client]) -> State:
         coordinates = base_coordinates(clients[0].network, self.personal)

@@ -3,7 +3,8 @@
 Gossip SGD (Blot et al. 2016): every client trains, then pushes its network to a random other client.
 
     i trains x_i, picks a random j, keeps α_i/2 and sends (x_i, α_i/2)
-    x_j ← (α_j x_j + Σ α_i/2 · x_i) / (α_j + Σ α_i/2),   α_j ← α_j + Σ α_i/2      Σ over all i that picked j
+    x_j ← (α_j x_j + Σ α_i/2 · x_i) / (α_j + Σ α_i/2),   α_j ← α_j + Σ α_i/2      Σ over all i that picked j,
+                                                         where α_j on the right is what j has kept
 
 This is push-sum on whole networks. All clients start with the same weight α, as in the paper. Weights by
 numbers of samples would not last: a weight moves on with the values, and soon says nothing about the client
@@ -42,7 +43,7 @@ class GossipMethod(Method, WireSettings):
 
     @property
     def wire(self) -> Wire | None:
-        """How values are rounded, compressed or skipped (`drift`); None if all are sent as they are."""
+        """How values are rounded or compressed, and which pushes `drift` skips; None if neither."""
         from ..arena import Wire
 
         wire = Wire.of(self)
@@ -97,7 +98,7 @@ def simulate_gossipers(clients: Sequence[Client], wire: Wire) -> Lockstep:
 class PushSumState:
     """Push-sum's weights α and every client's neighbours; the clients themselves hold the networks.
 
-    lockstep: simulates the clients' gossipers; None if values arrive unchanged.
+    lockstep: the simulation of the clients' gossipers; None if values arrive unchanged.
     """
 
     alpha: np.ndarray
@@ -141,7 +142,7 @@ class GossipSgd(GossipMethod):
             half_weights, half_sums = alpha.copy(), list(sums)
             for i, client in enumerate(clients):
                 j = int(context.rng.choice(state.neighbours[i]))
-                context.to_peer(client.values())
+                context.to_peer(client.values())  # counts the bytes
                 sums[j] = sums[j] + half_sums[i]
                 alpha[j] += half_weights[i]
             for client, total, weight in zip(clients, sums, alpha, strict=True):
@@ -195,7 +196,7 @@ class ArenaMethod(Method):
     def round(
         self, state: ArenaState, clients: Sequence[Client], context: RoundContext
     ) -> ArenaState:
-        context.pick(clients)  # draws the same random numbers as other methods
+        context.pick(clients)  # so that a generator shared with other methods stays in step
         if (lockstep := state.arena.wire_simulation) is not None:
             sent_before = lockstep.sent
             state.arena.train_and_average()
@@ -240,8 +241,8 @@ class PartialModels(ArenaMethod, GossipMethod):
     table of fractions by part, as `share` of [[models]]: `{"*" = 1.0, "fc2" = 0}`."""
     outputs: Literal["own", "shared"] = "own"
     """own: output cells are local to each client; choose it if labels differ in meaning or in number. shared:
-    all clients share them. A table `share` decides instead if an entry names the last part (a pattern such as
-    `*` does not)."""
+    all clients share them. An entry of a table `share` with exactly the name of the last part overrides this
+    key; a pattern such as `*` does not."""
     buffers: Literal["average", "local", "recompute"] | None = None
     """What clients do with batch norm; overrides `network.buffers` for this method. "local" gives each client
     its own norms: with `outputs = "shared"`, this is FedBN by gossip."""
@@ -272,9 +273,10 @@ class PartialModels(ArenaMethod, GossipMethod):
                 f'buffers = "{self.buffers}" has no effect: the network has no batch norm; leave it out'
             )
         table = self.share if isinstance(self.share, dict) else {"*": self.share}
-        outputs = {anatomy.parts[-1].name: float(self.outputs == "shared")}
+        last = anatomy.parts[-1].name
         # Of several entries that match a part, the last one counts.
-        shares = {**table, **outputs, **{part: table[part] for part in outputs if part in table}}
+        shares = {part: share for part, share in table.items() if part != last}
+        shares[last] = table.get(last, float(self.outputs == "shared"))
         return SlicedNetwork(
             network.module, {GLOBAL_MODEL: shares}, peer=network.peer, anatomy=anatomy,
             buffers=self.buffers or network.buffers,

@@ -173,8 +173,8 @@ def _format_names(layer: Layer) -> str:
 def _run_order(state: Mapping[str, np.ndarray]) -> list[str]:
     """Sort names by the order in which layers run: modules by number, or by first appearance.
 
-    `2.weight` comes before `10.bias`, as in a Sequential, although files sort names as text. Modules beside
-    which there is one without a number keep the order in which they appear. In a layer the weight is first.
+    `2.weight` comes before `10.bias`, as in a Sequential, although files sort names as text. Siblings are
+    sorted by number only if all their names are numbers. In a layer the weight is first.
     """
     ranks: dict[str, dict[str, int]] = {}  # by parent module, the place of each of its modules
     for name in state:
@@ -207,11 +207,11 @@ def _is_normalization(key: str, state: Mapping[str, np.ndarray]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """What a fusion knows of its atoms: the prior of the next one, when networks arrive as a stream.
+    """What a fusion knows of its atoms. Pass it as the prior when the same peers are fused again.
 
     fusions: how many fusions it sums up.
-    parts: for every hidden part its atoms, and [peers, atoms] in how many fusions a cell of the peer was in
-        the atom, which means: assigned to it.
+    parts: for every hidden part its atoms, and an array [peers, atoms]: in how many fusions a cell of this
+        peer was assigned to this atom.
     output: the output layer, with one atom for each output.
     """
 
@@ -334,8 +334,8 @@ def fuse(
     counts
         Training samples of every class, `[peers, outputs]`. An output then weighs each peer by its fraction
         of the samples of that class, which raises the accuracy considerably if peers have different classes.
-        The fractions add up to 1, while without counts every peer weighs 1: so with counts the prior pulls
-        the outputs more, even if all counts are equal.
+        With counts, the peers' weights for a class add up to 1; without, to the number of peers. So with
+        counts the prior has more influence on the outputs.
     bias_mean
         The prior mean of biases: the value from which training started.
     groups

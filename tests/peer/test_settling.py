@@ -139,7 +139,7 @@ def test_what_was_not_done_in_time_is_named(run, caplog, closed, words):
         engine=SimpleNamespace(hand_over=lambda: False, gossiper=SimpleNamespace(closed=closed)),
     )  # fmt: skip
     run(hand_over(link))  # type: ignore[arg-type]
-    assert f"peer a: {words} within 0 s; it keeps the rest" in caplog.text
+    assert f"peer a: {words} within 0 s; it keeps the mass of the others" in caplog.text
 
 
 def test_goodbyes_that_came_before_ours_count_even_if_ours_is_not_delivered_back(run):
