@@ -45,16 +45,28 @@ def play(plan: Plan) -> tuple[History, dict[str, float], list[bool]]:
     return history, values, in_time
 
 
+def refused_by_the_newcomer(history: History) -> int:
+    """How many packets the newcomer's guards have refused."""
+    return sum(
+        count
+        for ending in history.endings
+        if ending.report is not None and ending.member.name == NEWCOMER.name
+        for cause, count in ending.report.dropped.items()
+        if cause.startswith("guards")
+    )
+
+
 def test_a_newcomer_to_a_trained_swarm_soon_counts():
-    _, values, in_time = play(SWARM)
+    history, values, in_time = play(SWARM)
     assert in_time == [True]
+    assert refused_by_the_newcomer(history) == 0
     assert values == pytest.approx(dict.fromkeys(DEVICE_NAMES, TRAINED), rel=0.05)
 
 
 def test_a_newcomer_that_judges_its_elders_too_early_is_found_out():
     with MUTANTS["judge-before-an-opinion"].patch():
-        _, _, in_time = play(SWARM)
-    assert in_time == [False]
+        history, _, _ = play(SWARM)
+    assert refused_by_the_newcomer(history) > 10
 
 
 @pytest.mark.parametrize("liar", [0, 4])
