@@ -34,6 +34,7 @@ from gossamer.peer.engine import Engine, View
 from gossamer.peer.lifecycle import Peer, Report, State
 from gossamer.peer.link import Link
 from gossamer.peer.machine import Machine, Worker, load_checkpoint, save_checkpoint
+from gossamer.peer.presence import RETURN_GRACE
 from gossamer.peer.settings import Limits, Settings
 from gossamer.peer.store import NetworkFile
 from gossamer.peer.traffic import InboundLimits
@@ -180,9 +181,16 @@ class Life:
 
         A lease that is really short would run out for everybody when the machine is slow.
         """
-        entries, lease = self.peer.link.roster._entries, self.peer.settings.lease
+        entries = self.peer.link.roster._entries
         await until(lambda: entries[name].offline_since is not None)
-        entries[name].offline_since -= 10 * lease
+        self.set_back(name, "offline_since")
+
+    def set_back(self, name: str, since: str) -> None:
+        """Let something have begun long ago for a peer, and our connection even before that."""
+        roster, long = self.peer.link.roster, RETURN_GRACE + 10 * self.peer.settings.lease
+        entry = roster._entries[name]
+        setattr(entry, since, getattr(entry, since) - long)
+        roster._connected_since -= long
 
     async def crash(self) -> None:
         """End it as kill -9 would: no goodbye, nothing saved, nothing sent from now on."""

@@ -27,7 +27,6 @@ from waiting import turns, until
 
 from gossamer.gossip import ONE, FaultPlan, MemoryBroker
 from gossamer.peer.exits import PeerError
-from gossamer.peer.presence import RETURN_GRACE
 from gossamer.peer.settings import Limits
 
 TRIO = ("a", "b", "c")
@@ -306,7 +305,7 @@ def test_who_died_while_the_broker_was_away_is_missed_and_given_up(run, caplog):
         for name, other in ("ab", "ba"):
             entries = start.lives[name].peer.link.roster._entries
             await until(lambda e=entries, o=other: e[o].unconfirmed_since is None)
-            entries["c"].unconfirmed_since -= RETURN_GRACE + 10 * nest.settings.lease
+            start.lives[name].set_back("c", "unconfirmed_since")
         return start, await start.finish(), lost
 
     start, reports, lost = run(swarm())
