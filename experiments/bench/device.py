@@ -1,8 +1,8 @@
 """Benchmark of a small device: CPU time of `gossamer join` until its first round is over, memory, idle load.
 
 The device is that of the guide (docs/how-to/device.md), alone in its swarm. After its first round it only
-sleeps, so that idle load can be measured. Bare imports of the packages that
-it needs are measured in the same run.
+sleeps, so that idle load can be measured. Bare imports of the packages that it needs are measured in the
+same run.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class SwarmLayout:
             "neighbours": neighbours,
             "hops": self._hops,
             "sources": in_neighbours,
-            "turns": _neighbours_by_step(self.graph, names, index),
+            "turns": _neighbours_by_push(self.graph, names, index),
             "servers": self._servers(names),
             "expect": names,
             "founder": index == 0 or not matched,
@@ -310,7 +310,7 @@ def _check_founder(config: Config, source: str, peers_of_model: dict[str, list[i
             )
 
 
-def _neighbours_by_step(
+def _neighbours_by_push(
     topology: SwarmGraph | None, names: tuple[str, ...], index: int
 ) -> tuple[tuple[str, ...], ...]:
     """Return a peer's neighbours in each step of a graph that changes over time; () for any other graph."""
